@@ -4,8 +4,8 @@
     python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the layout of `data=files`
 
 Each training is `python train.py` and each search is `python search.py`, with the overrides below. Finished runs are
-reused. `--untrained` searches a collection with the packaged MiniLM, unchanged, and compares with sentence-transformers
-on the same texts.
+reused. `--untrained` searches a collection with the packaged MiniLM without training, and compares the result with that
+of sentence-transformers on the same texts.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def over_bm25(path: Path) -> float:
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
     from ranker.evaluation.metrics import evaluate
-    from ranker.retrieval.bm25 import with_candidates
+    from ranker.retrieval.first_stage import with_candidates
 
     test = with_candidates(CWE().load(), 100, ROOT / ".cache").tests["cwe"]
     first = {query_id: set(test.candidates[query_id]) for query_id in test.queries}

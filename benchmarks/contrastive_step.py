@@ -1,12 +1,12 @@
-"""Time of a contrastive step of dpr, with and without what saves time in it, interleaved in one run.
+"""Time of a contrastive step of dpr, with and without two optimisations, interleaved in one run.
 
     python benchmarks/contrastive_step.py                                    # one GPU, or a small model on a CPU
     torchrun --nproc-per-node 2 benchmarks/contrastive_step.py --devices 2   # two GPUs
 
-Variants: as it is; each micro-batch encoded twice (no graph is kept from the first pass); queries encoded before docs,
-so that shared weights get their gradients at the end of the backward pass only. Texts and sizes are those of
-scaling.py. The first step of each round is left out. On a CPU, seconds are processor time, and the last lines have the
-share of weights whose gradient is ready during the backward pass.
+There are three variants: the step as it is; each micro-batch encoded twice (no graph is kept from the first pass); and
+queries encoded before docs, so that shared weights get their gradients only at the end of the backward pass. Texts and
+sizes are those of scaling.py. The first step of each round is left out. On a CPU, seconds are processor time, and the
+last lines give the share of weights whose gradient is ready during the backward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from train_throughput import DOCS, collection
 from ranker.data.collection import Splits
 from ranker.losses.lce import LCE
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 
 ROUNDS = 3
 GPU = torch.cuda.is_available()

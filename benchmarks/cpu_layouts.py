@@ -1,9 +1,10 @@
-"""CPU time of a training pass of a MiniLM-sized ModernBERT: this package's layers, and transformers' padded forward.
+"""CPU time of a training pass of a MiniLM-sized ModernBERT: this package's layers and transformers' padded forward.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_layouts.py
 
-Forward and backward of 48 pairs with lengths like MS MARCO's, float32; transformers' in padded batches of 16, in random
-order and sorted by length. The process's CPU time is measured, in turns, and the best of the rounds is printed.
+Each pass is a forward and backward pass over 48 pairs with lengths like MS MARCO's, in float32. transformers' forward
+runs on padded batches of 16 pairs, in random order and sorted by length. The variants run in turn; the script prints
+the lowest CPU time of the process over the rounds.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def top_20(folder: Path) -> float:
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
     from ranker.evaluation.metrics import evaluate
-    from ranker.retrieval.bm25 import with_candidates
+    from ranker.retrieval.first_stage import with_candidates
 
     tests = with_candidates(CWE().load(), 100, ROOT / ".cache").tests["cwe"]
     run = read_run(folder / "evaluation" / "cwe" / "run.trec")

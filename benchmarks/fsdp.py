@@ -3,11 +3,11 @@
     python benchmarks/fsdp.py                                  # Qwen3-4B's shape on two GPUs
     python benchmarks/fsdp.py --size tiny --check-size tiny    # two gloo processes on a CPU, to try it
 
-Random weights of Qwen3's sizes; pairs and prompt as in `lm_throughput.py`. Weights and AdamW's states are float32 and
-sharded, layers compute in bf16, activations are computed again in the backward pass. The share of the cards' rate
-counts 6 operations per weight of the layers and token, without those of the recomputation, and compares with an
-8192-cubed bf16 matrix product on each card. First the losses of `--check-size` on one device without shards and on two
-with shards are compared, step by step. Each part runs in processes of its own.
+The model has random weights of Qwen3's sizes; pairs and prompt are those of `lm_throughput.py`. Weights and AdamW's
+states are float32 and sharded, layers compute in bf16, and activations are computed again in the backward pass. First,
+the losses of a model of `--check-size` on one device without shards are compared with those on two devices with shards,
+step by step. Each part runs in separate processes. The share of the cards' rate counts 6 operations per token and
+weight of the layers, without the recomputation, and relates them to an 8192-cubed bf16 matrix product on each card.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from benchmarks.lm_throughput import PROMPT, SIZES, config_of, layer_weights, to
 from benchmarks.train_throughput import DOCS, LONGEST, collection  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.lm_reranker import LMReranker  # noqa: E402
-from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
+from ranker.training.options import Optimization  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.sharding import ShardedStrategy  # noqa: E402
 from ranker.training.throughput import Throughput, measure_matmul  # noqa: E402
 

@@ -2,8 +2,8 @@
 
 python benchmarks/index_recall.py [--vectors 100000] [--dim 128] [--clusters 1000] [--queries 1000] [--threads 1]
 Vectors are cluster centres plus noise of about the same norm, normalised. Queries are drawn in the same way. Recall@10
-is the mean share of the flat index's ten best docs among the ten best docs of the index, after the exact rescoring that
-search.py does too.
+is the mean share of the flat index's ten best docs that are among the ten best docs of the index, after exact rescoring
+as in search.py.
 """
 
 import argparse

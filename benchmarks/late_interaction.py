@@ -4,8 +4,8 @@ python benchmarks/late_interaction.py --checkpoint RUN --data FOLDER [--indexes 
 python benchmarks/late_interaction.py --docs 1000000 [--tokens 60]   # generated vectors
 The first form encodes the collection with a ColBERT and compares each index with exact MaxSim of the same vectors. The
 second builds an index over clustered unit vectors of generated docs; queries are tokens of docs, with noise. Search
-times leave the encoding of queries out, and are those of this process's CPU time too, since a busy machine stretches
-the others. fast_plaid and warp run where they are installed.
+times do not include the encoding of queries. They are given as wall time and as CPU time of this process, because other
+work on the machine lengthens wall times. fast_plaid and warp run if they are installed.
 """
 
 import argparse
@@ -40,7 +40,8 @@ def encoded(checkpoint: Path, data: Path, cache: Path, device: str) -> tuple[Vec
     from ranker.checkpoint import load_scorer
     from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.collection import Splits
-    from ranker.data.datamodule import BatchOptions, RankData
+    from ranker.data.datamodule import RankData
+    from ranker.data.options import BatchOptions
     from ranker.data.sources.files import Files
     from ranker.retrieval.encode import Device, encode_queries
     from ranker.retrieval.pipeline import EncodeOptions, encode_sets

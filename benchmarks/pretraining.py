@@ -1,13 +1,14 @@
-"""What pretraining on a collection's docs gives a cross-encoder that is then tuned with few, more, or all queries.
+"""Effect of pretraining on a collection's docs on a cross-encoder that is fine-tuned with few, more, or all queries.
 
     python benchmarks/pretraining.py FOLDER [FOLDER ...] --device cuda --jobs 8
 
-Each FOLDER has the layout of `data=files`. For each, an encoder is pretrained once by representative words (PROP) and
-once by inverse cloze on the docs. Then a cross-encoder is tuned, from each of these and from the encoder as it is, with
-50, 200 and all training queries. Training queries are taken by a hash, so 50 are among the 200. Validation and test
-queries are the same for all. Each step is a command as a user would type it; it is printed before it runs, and finished
-steps are reused. The last output is a table: nDCG@10 of the test set over the candidates, the mean of the seeds, with a
-paired test over queries, of the seeds' means, against the encoder as it is.
+Each FOLDER has the layout of `data=files`. For each folder, an encoder is pretrained on the docs once by representative
+words (PROP) and once by inverse cloze. Then cross-encoders that start from these two encoders, and from the encoder
+without pretraining, are fine-tuned with 50, 200 and all training queries. Training queries are chosen by a hash, so the
+50 are among the 200. Validation and test queries are the same for all. Each step is a command as a user would type it;
+it is printed before it runs, and finished steps are reused. The last output is a table with nDCG@10 of the test set
+over the candidates, the mean of the seeds, and a paired test over queries (of the seeds' means) against the encoder
+without pretraining.
 """
 
 import argparse

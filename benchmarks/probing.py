@@ -40,14 +40,16 @@ from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer  # noqa: E402
 from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans  # noqa: E402
 from ranker.probing.code_length import portion_ends  # noqa: E402
+from ranker.probing.coding_jobs import Job, LabelSet  # noqa: E402
 from ranker.probing.examples import Span  # noqa: E402
-from ranker.probing.online_code import Job, LabelSet, OnlineCoder  # noqa: E402
+from ranker.probing.online_code import OnlineCoder  # noqa: E402
 from ranker.probing.probes import EdgeProbe  # noqa: E402
 from ranker.probing.sequences import Sequences  # noqa: E402
 from ranker.probing.state_cache import StateCache  # noqa: E402
 from ranker.probing.state_readers import TensorStates  # noqa: E402
 from ranker.probing.subject import Subject  # noqa: E402
-from ranker.probing.training import Stack, TrainingOptions, fit  # noqa: E402
+from ranker.probing.training import Stack, fit  # noqa: E402
+from ranker.probing.training_options import TrainingOptions  # noqa: E402
 
 CLASSES = 10
 

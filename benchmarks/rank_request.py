@@ -1,10 +1,10 @@
-"""One request on a CPU: a query and 100 docs, by `Reranker.rank`, an int8 ONNX export and `CrossEncoder.rank`.
+"""Time of one request on a CPU, a query with 100 docs: `Reranker.rank`, an int8 ONNX export and `CrossEncoder.rank`.
 
     python benchmarks/rank_request.py --rounds 15
 
-MiniLM (6 layers x 384, the weights of encoder=minilm, a random head) and the texts of the built-in collection. The
-rankers take turns on the same query; the medians of their times are compared. `CrossEncoder.rank` has its default batch
-of 32. Scores are compared, too, so that all have done the same work.
+The model is MiniLM (6 layers x 384, the weights of encoder=minilm, a random head), and the texts are those of the
+built-in collection. The rankers run in turn on the same query, and the medians of their times are compared.
+`CrossEncoder.rank` has its default batch of 32. The scores are also compared, to check that all do the same work.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT or ModernBERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from
-its fifth batch to the last score. The peer gets the same texts, bf16 weights, its best batch size and cuDNN's attention
-off.
+The model is a random BERT or ModernBERT in bf16, with lengths as in train_throughput.py. This program is timed in
+`score_collection`, from the fifth batch to the last score. sentence-transformers gets the same texts, bf16 weights, its
+best batch size, and runs without cuDNN's attention.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from train_throughput import DOCS, LONGEST, SIZES, _wait, collection, config_of,
 
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.types import RankBatch  # noqa: E402
 

@@ -4,8 +4,8 @@
     python benchmarks/rows.py --copies 10 --build-only # ten million rows: each copy has a number after every text
     python benchmarks/rows.py --rows 100000 --loader   # and a plain `datasets` loader that tokenizes in its workers
 
-Reported: rows/s of the build, resident memory while it runs, tokenization of the token stores, and pairs/s of steps out
-of the stores on one core (draw and collate, no model).
+The script reports rows/s of the build, its resident memory, the time to tokenize the texts into token stores, and
+pairs/s of training steps that are drawn and collated from the stores on one core, without a model.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def main() -> None:
 
 def measure_steps(splits, options: argparse.Namespace) -> None:
     from ranker.data.collate import ScorerInputs, TextLimits
-    from ranker.data.datamodule import BatchOptions, RankData
+    from ranker.data.datamodule import RankData
+    from ranker.data.options import BatchOptions
 
     tokenizer = bert_tokenizer()
     inputs = ScorerInputs(tokenizer, "pairs", 512)

@@ -34,7 +34,8 @@ from train_throughput import DOCS, collection, config_of, tokenizer  # noqa: E40
 
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData, TrainDocs  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions, TrainDocs  # noqa: E402
 from ranker.data.trec import write_run  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
@@ -47,7 +48,8 @@ from ranker.retrieval.pipeline import EncodeOptions, encode_sets  # noqa: E402
 from ranker.training.checkpoint_files import WholeFiles  # noqa: E402
 from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402
-from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
+from ranker.training.options import Optimization  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
 
 STARTED = time.perf_counter()

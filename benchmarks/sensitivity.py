@@ -1,4 +1,4 @@
-"""Which linear layers of a run's model bear 4 bits: the Hessian's trace times the rounding error, and nDCG@10.
+"""How sensitive the linear layers of a run's model are to 4 bits: Hessian's trace times rounding error, and nDCG@10.
 
     python benchmarks/sensitivity.py RUN                    # the table, most sensitive weight first
     python benchmarks/sensitivity.py RUN --evaluate         # and nDCG@10 of the test set with 4 bits in parts of them
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--bits", type=int, default=4)
-    parser.add_argument("--group", type=int, default=128, help="inputs that share a unit")
+    parser.add_argument("--group", type=int, default=128, help="number of inputs that share a scale")
     parser.add_argument("--steps", type=int, default=4, help="training steps whose loss is taken")
     parser.add_argument("--draws", type=int, default=4, help="random vectors for each micro-batch")
     parser.add_argument("--evaluate", action="store_true")

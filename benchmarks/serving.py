@@ -3,14 +3,14 @@
     OMP_NUM_THREADS=1 python benchmarks/serving.py                   # MiniLM on a CPU: 20 docs a request
     python benchmarks/serving.py --size base --docs 100 --precision bf16-mixed --seconds 6 --rounds 1    # on a GPU
 
-Clients are threads of up to 8 processes. Each sends a request, waits for the answer, and sends the next, for
-`--seconds`. The texts are the built-in collection's: the first 16 words of queries, and the first `--words` of BM25's
-candidates, so that neither way cuts a pair. With `--size` the model is a random BERT with a vocabulary of random words,
-and the texts are generated: 87 tokens a pair. Each server is a process; both are loaded before the first round, and
-they are measured in turns. A round ends with the answers to the last requests, at most `--limit` seconds after they
-were sent. Printed are requests and pairs per second, the percentiles of a request's time, and the CPU seconds of the
-server's process (without those that tokenize for it) for 1,000 pairs, over all rounds; the last columns compare
-requests per second and CPU seconds with the peer's.
+Clients are threads of up to 8 processes. Each thread sends a request, waits for the answer, and sends the next one, for
+`--seconds`. The texts are those of the built-in collection: the first 16 words of queries, and the first `--words`
+words of BM25's candidates, so that neither server truncates a pair. With `--size` the model is a random BERT with a
+vocabulary of random words, and the texts are generated, with 87 tokens a pair. Each server is a process. Both are
+loaded before the first round, and they are measured in turn. A round ends with the answers to the last requests, at
+most `--limit` seconds after these were sent. The table has, over all rounds, requests and pairs per second, percentiles
+of a request's time, and the CPU seconds of the server's process (without those that tokenize for it) for 1,000 pairs.
+The last columns are the ratios of requests per second and of CPU seconds.
 
 - ranker: `ranker.serving` with `RerankerModel`;
 - sentence-transformers: `ranker.serving` with `CrossEncoder.predict` of 32 pairs, its default, as the model; each call
@@ -243,7 +243,7 @@ class Round:
 def requests(docs: int, words: int, folder: Path) -> list[bytes]:
     """Bodies of requests: the test queries of the built-in collection with BM25's candidates."""
     from ranker.data.sources.cwe import CWE
-    from ranker.retrieval.bm25 import with_candidates
+    from ranker.retrieval.first_stage import with_candidates
 
     test = with_candidates(CWE().load(), docs, folder.parent).tests["cwe"]
     assert test.candidates is not None

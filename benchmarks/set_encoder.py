@@ -4,8 +4,9 @@
     python benchmarks/set_encoder.py --device cpu --layers 2 --dim 64 --heads 1 --pairs 64 --lists 4 8 --rounds 3
 
 The model has random weights in the shape of BERT-base. Each micro-batch has about `--pairs` pairs of `--length` tokens,
-in whole lists. Both models run in turn in every round, so that other work on the machine reaches both alike. Prints a
-table with medians and the ratio of each round's times (median, lowest, highest), and writes it as JSON with `--out`.
+in whole lists. Both models run in turn in every round, so that other work on the machine affects both alike. The script
+prints a table with medians and the ratio of each round's times (median, lowest, highest); `--out` also writes it as
+JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def scorer_of(kind: Any, options: argparse.Namespace) -> Any:
         vocab_size=VOCABULARY, hidden_size=options.dim, num_hidden_layers=options.layers,
         num_attention_heads=options.heads, intermediate_size=4 * options.dim, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    # no CUDA graphs: they save a small pass of monoBERT the launches, which is no cost of the other model
+    # no CUDA graphs: they would save launches in small passes of monoBERT only, and so not compare the models
     execution = Execution(graphs=False)
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), execution)
     return kind(encoder, head="own", pooling="cls").to(options.device)

@@ -3,8 +3,8 @@
     python benchmarks/shared_prefix.py --layers 4 --prefix 60 --doc 120 --docs 8
 
 The model has random weights in the shape of SmolLM2-135M (or of `--config`, a folder), perhaps with fewer layers. Each
-group has `--docs` rows of `--prefix` common and `--doc` other tokens. Prints one JSON line: pairs per second with and
-without sharing, the ratio, and the largest difference of scores.
+group has `--docs` rows of `--prefix` common and `--doc` other tokens. The script prints one JSON line: pairs per second
+with and without sharing, the ratio, and the largest difference of scores.
 """
 
 from __future__ import annotations

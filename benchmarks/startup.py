@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py --run FILE.trec --qrels FILE
 
-Each command runs once to fill caches and then --repeats times in turn with its peer; medians of user and system time of
-the process and its children, in seconds. `train.py` trains one step on the default data; its time to the first step is
-that of the process, without the checkpoint, the test and the report that follow.
+Each command runs once to fill caches, and then --repeats times in turn with the command that it is compared with. The
+table has medians of user plus system time of the process and its children, in seconds. `train.py` trains one step on
+the default data; its time ends at the first step and does not include the checkpoint, the test and the report.
 """
 
 from __future__ import annotations

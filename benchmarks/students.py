@@ -1,13 +1,13 @@
-"""Students that a cross-encoder teaches beside the same students trained on labels only, on one collection.
+"""Compare students of a cross-encoder with the same students trained on judgements only, on one collection.
 
     python -m ranker.labelling.packaged_teacher teacher
     python benchmarks/students.py teacher data=cwe
     python benchmarks/students.py teacher data=files data.path=../scifact --jobs 4   # several trainings at a time
 
-The teacher teaches as it is and tuned on the collection's labels. Each step is a command as a user would type it. It is
-printed before it runs; finished steps are reused, and one that was killed is repeated (a labelling continues with its
-missing shards). The last output is a table: nDCG@10 of the test set over BM25's candidates, the mean of the seeds, and
-paired tests over queries, of the seeds' means.
+Students learn from the teacher in its original form, and fine-tuned on the collection's judgements. Each step is a
+command as a user would type it. It is printed before it runs. Finished steps are reused, and a killed step is repeated
+(a labelling continues with its missing shards). The last output is a table with nDCG@10 of the test set over BM25's
+candidates, the mean of the seeds, and paired tests over queries (of the seeds' means).
 """
 
 import argparse
@@ -34,6 +34,7 @@ FINISHED = {
     "label": "label.json",
     "evaluate": "evaluation/*/metrics.json",
     "compress": "compress.json",
+    "search": "search.json",
 }
 MEASURE = "nDCG@10"
 

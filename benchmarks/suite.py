@@ -4,8 +4,8 @@
     python benchmarks/suite.py --size tiny --sets 3 --queries 5 --docs 10   # to try it on a CPU
 
 Each set has its own docs, with lengths as in train_throughput.py, and a run of `--docs` candidates a query. The command
-runs in this process. The clock starts when model and sets are loaded. Tokenizing, scoring, measures, tests, pictures
-and the report come after it. Prints the seconds of the command, and of the work after loading.
+runs in this process. The clock starts when model and sets are loaded, so it counts tokenizing, scoring, measures,
+tests, pictures and the report. The script prints the seconds of the command, and of the work after loading.
 """
 
 from __future__ import annotations

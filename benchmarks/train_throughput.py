@@ -3,11 +3,11 @@
     python benchmarks/train_throughput.py --size base --rounds 2
     python benchmarks/train_throughput.py --size modernbert-base --doc-tokens 409
 
-All train a random BERT or ModernBERT, in turns, in one process on one GPU. Lengths are like those of MS MARCO's
+All train a random BERT or ModernBERT, in turn, in one process on one GPU. Lengths are like those of MS MARCO's
 passages: log-normal, queries with mean 8 and standard deviation 4, docs with mean 76 and standard deviation 35 word
-pieces; with `--doc-tokens` docs have another mean and a standard deviation of 40. The product runs
-through its data module, Lightning module and callbacks. Each peer gets bf16, 8 workers, its better batch size, and
-cuDNN's attention off, because cuDNN's set-up for each new shape makes mixed lengths slow on Hopper. The last output is
+pieces; with `--doc-tokens` docs have another mean and a standard deviation of 40. This program runs through its data
+module, Lightning module and callbacks. The two others get bf16, 8 workers and their best batch size. They run without
+cuDNN's attention, because cuDNN's set-up for each new shape makes mixed lengths slow on Hopper. The last output is
 pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak memory per pair, and ratios.
 """
 
@@ -42,12 +42,14 @@ sys.path.insert(0, str(ROOT))
 
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import DEFAULT, Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
+from ranker.training.options import Optimization  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, matmul_flops, measure_matmul, near_pairs  # noqa: E402
 
 # layers, states, heads, feed-forward states

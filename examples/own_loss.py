@@ -20,7 +20,7 @@ class TopOne(nn.Module):
 
 
 def main() -> tuple[float, float]:
-    """Show the property that makes training hardware-invariant: a batch's loss is the weighted mean of its parts'."""
+    """Show why training is the same on any hardware: a batch's loss is the weighted mean of the losses of its parts."""
     torch.manual_seed(0)
     scores, labels, mask = torch.randn(5, 4), torch.randint(0, 3, (5, 4)).float(), torch.ones(5, 4, dtype=torch.bool)
     mask[3, 2:] = False

@@ -9,14 +9,16 @@ import torch
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.loading import load_encoder
 from ranker.evaluation.report import write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
-from ranker.retrieval.bm25 import with_candidates
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.retrieval.first_stage import with_candidates
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 
 FRUITS = """apple apricot banana blackberry blueberry cherry coconut fig grape grapefruit guava kiwi

@@ -26,7 +26,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ranker import run_folder
-from ranker.cli.sweep import JOB_FOLDER, finish_sweep, is_locked, job_folders, read_job, read_jobs
+from ranker.cli.sweep import JOB_FOLDER
+from ranker.cli.sweep_table import finish_sweep, is_locked, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
 from ranker.files import no_room, room_for, write_whole
 from ranker.processes import is_first_process
@@ -116,7 +117,7 @@ def _count(config: DictConfig) -> str:
     parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
     if any(override.is_sweep_override() and not override.is_discrete_sweep() for override in parsed):
         _fail(
-            "sweep: expected lists of values, as lr=1e-4,1e-3, got an interval; "
+            "sweep: expected lists of values, such as lr=1e-4,1e-3, got an interval; "
             "hydra/sweeper=optuna or sweep=optuna_monobert can draw from it"
         )
     return str(sum(map(len, BasicSweeper.split_arguments(parsed, None))))
@@ -223,7 +224,7 @@ class OptunaSweeper(Sweeper):
         fixed = [_as_text(override) for override in overrides.values() if not override.is_sweep_override()]
         if not space:
             raise ConfigError(
-                "hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none"
+                "hydra.sweeper.params: expected keys, such as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none"
             )
         assert self.launcher is not None
         assert self.config is not None

@@ -48,7 +48,7 @@ DESCRIBED = (
 
 
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
-    """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder appears whole or not at all.
+    """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder appears complete or not at all.
 
     If the scorer has adapters, the folder holds them and the other trained weights, but not the base, see
     `ranker.export._adapter`. Over a random base it holds the merged weights.
@@ -100,10 +100,10 @@ def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     """Write a scorer's files and `ranker.yaml` into a folder, without checksums; see `save_model`."""
     positions = scorer.encoder.max_tokens
     longest_pair, longest_doc = longest_pair_of(scorer, cfg), cfg.max_doc_tokens
-    if isinstance(scorer, Windowed):  # a row elsewhere is cut at about one window
+    if isinstance(scorer, Windowed):  # other programs cut a row at about the length of one window
         longest_doc = scorer.windows.length + scorer.windows.title
     if _adapter.has_adapters(scorer):
-        # of a model of the hub, `source` is a folder in the cache, so its name in the configuration is stored
+        # for a model of the hub, `source` is a folder in the cache, so the name in the configuration is stored instead
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
         _adapter.write(partial, scorer_of_windows(scorer), str(base), longest_pair)
         if isinstance(scorer, Windowed):
@@ -114,7 +114,7 @@ def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer.save(partial, max_tokens=min(positions, longest_doc + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=longest_pair)
-    if "model" in cfg:  # else nothing is known of the training
+    if "model" in cfg:  # otherwise nothing is known about the training
         write_description(partial, cfg)
 
 
@@ -140,7 +140,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """The `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
 
     Raises:
-        CheckpointError: The folder is none of these.
+        CheckpointError: The folder is not a run folder or model folder.
     """
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
@@ -210,13 +210,13 @@ def load_scorer(
 def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
     """Return a scorer for the weights in a run's checkpoints.
 
-    A run that started from a model folder (`checkpoint=`) has that folder's scorer, which may have parts that no
-    configuration names. Any other run, or one whose starting folder is gone, has the scorer that its configuration
+    If the run started from a model folder (`checkpoint=`), this is that folder's scorer, which may have parts that no
+    configuration names. For any other run, or if that folder is gone, it is the scorer that the configuration
     describes.
 
     Args:
         run: The run folder.
-        description: Its configuration, of which `model` and `encoder` are read.
+        description: Its configuration; only `model` and `encoder` are read.
         execution: How the encoders compute; None takes the run's setting.
     """
     first = resumed_runs(run)[0] / "config.yaml"

@@ -67,7 +67,7 @@ def did_you_mean(got: str, known: Sequence[str]) -> str:
 
 
 def shorten(message: str) -> str:
-    """A message of at most 800 characters; a longer one loses its middle, which is a value of many characters."""
+    """A message of at most 800 characters; the middle of a longer one, which is a long value, is left out."""
     return message if len(message) < 800 else f"{message[:300]} ... {message[-200:]}"
 
 

@@ -31,7 +31,7 @@ SUMS = "checksums.json"
 CHUNK = 1 << 20  # bytes per read
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # no room, or no right, for any file
 FULL_DATABASE = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY")
-MAKE_ROOM = "make room there, or name a place that can be written to"
+MAKE_ROOM = "free some space there, or name a path that can be written to"
 THREADS = 8  # files read in parallel; zlib releases the GIL
 LOG_SECONDS = 10.0  # log comparisons that take longer
 REBUILD = "the file is damaged; delete {folder}, it is built anew"
@@ -95,8 +95,8 @@ def write_folder(folder: Path) -> Iterator[Path]:
     If the block fails, the new folder is removed.
 
     Args:
-        folder: The final name; nothing may exist there but an empty folder. The caller must be the only writer, since
-            remains of killed writers are removed first.
+        folder: The final name; only an empty folder may exist there. The caller must be the only writer, because
+            unfinished folders of killed writers are removed first.
 
     Yields:
         The folder to write into.
@@ -121,7 +121,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what killed writers of a file or folder left; the caller must hold its lock."""
+    """Remove unfinished files that killed writers of a file or folder left; the caller must hold the lock."""
     if not path.parent.is_dir():
         return
     for left in path.parent.iterdir():
@@ -130,7 +130,7 @@ def remove_partial(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, if the file system can; only then a new name survives a power cut."""
+    """Flush a folder's entries to the disk, if the file system can; without this, a power cut can lose a new name."""
     with suppress(OSError):
         _sync(folder)
 
@@ -161,9 +161,10 @@ def room_for(what: str | Path, fix: str = MAKE_ROOM) -> Iterator[None]:
 
 
 def no_room(error: BaseException) -> str | None:
-    """The system's words for a full or read-only disk, if that is the cause of an error; None if it is not.
+    """The system's message, if a full or read-only disk is the cause of an error; otherwise None.
 
-    Rust libraries (safetensors, tokenizers) give the number of the system's error in their text; SQLite has its own.
+    Rust libraries (safetensors, tokenizers) give the number of the system's error in their text; SQLite has error
+    names.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -188,7 +189,7 @@ def reserve(path: Path, size: int) -> None:
     try:
         with path.open("wb") as file:
             file.truncate(size)
-            if size and hasattr(os, "posix_fallocate"):  # macOS has none
+            if size and hasattr(os, "posix_fallocate"):  # macOS lacks it
                 os.posix_fallocate(file.fileno(), 0, size)
     except OSError:
         path.unlink(missing_ok=True)
@@ -329,10 +330,10 @@ def leads_out(path: str) -> bool:
 def zip_fault(path: Path) -> str | None:
     """Compare the members of a zip archive (a checkpoint, an `.npz`) with their CRC-32.
 
-    Readers of arrays do not compare them. Every process of a run compares the archive, once, so all decide alike.
+    Readers of arrays do not compare these. Every process of a run compares the archive once, so all decide alike.
 
     Returns:
-        What is wrong; None if the archive is intact.
+        A description of the fault; None if the archive is intact.
     """
     if not path.is_file():
         return "no such file"

@@ -17,7 +17,7 @@ _hub_failures: list[str] = []
 
 
 def unreachable(url: str, seconds: float = SECONDS) -> str | None:
-    """Return why a server does not answer at all; None if it answers, whatever the answer is.
+    """Return the reason if a server does not answer at all; None if it gives any answer.
 
     Args:
         url: An address on the server. The request is for its root, through the proxies of the environment.
@@ -48,11 +48,11 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
 
 
 def watch_hub(name: str) -> None:
-    """From now on, the first request for a model on the Hugging Face hub that times out ends all later ones at once.
+    """From now on, after the first request for a model on the Hugging Face hub that times out, later ones fail at once.
 
-    huggingface_hub asks for each of a model's files, several times, and waits for each answer. After a time-out it
-    reads its cache, as it does offline. Requests without a limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by default. A
-    second call makes it ask again.
+    huggingface_hub requests each of a model's files several times, and waits for each answer. If a request fails, it
+    reads its cache, as it does offline. Requests without a time limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by default. A
+    second call of this function allows requests again.
 
     Args:
         name: The model's id on the hub; a time-out of another request, such as telemetry, ends only this request.
@@ -89,5 +89,5 @@ def watch_hub(name: str) -> None:
 
 
 def hub_failure() -> str | None:
-    """Why the hub was given up since `watch_hub`, with how to go offline; None if it was not."""
+    """The reason why the hub was given up since `watch_hub`, and how to work offline; None if it was not given up."""
     return _hub_failures[0] if _hub_failures else None

@@ -54,7 +54,7 @@ def announce_parent() -> None:
 
 
 def watch_from_the_start() -> None:
-    """Watch the parent in every process of a run but the first of its machine; call it before slow imports."""
+    """Watch the parent in every process of a run except the first of its machine; call this before slow imports."""
     parent = os.environ.pop(PARENT, None)  # processes that this one starts, such as data workers, must not see it
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         watch_parent(parent=None if parent is None else int(parent))
@@ -68,8 +68,8 @@ def announce_dead_children() -> None:
 def leave_without_peers(exit_code: int) -> None:
     """End this process at once if it is still in a process group; call it after the error message is printed.
 
-    A group that has lost a process may still have operations that wait for it. Destroying the group, which a normal
-    exit does too, waits for them and can block for ever.
+    A group that has lost a process may still have operations that wait for this process. Destroying the group, as a
+    normal exit does, waits for these operations and can block for ever.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""Keep a run folder to one run.
+"""Make sure that a run folder has the files of one run only.
 
 The folder must be new or empty when the run begins. Only files that the run wrote are ever removed from it.
 """
@@ -31,7 +31,7 @@ def is_new(folder: Path) -> bool:
 
 
 def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None:
-    """Refuse a folder that is not empty, so that nothing in it can be overwritten.
+    """Check that a folder is empty, so that nothing in it can be overwritten.
 
     Args:
         key: The configuration key that names the folder.

@@ -52,16 +52,17 @@ class TokenBatch(Movable):
         segments: Segment (token type) ids, int64 [tokens].
         cu_seqlens: Cumulative row lengths, int32 [rows + 1], first 0, last the number of tokens.
         max_length: Length of the longest row, a Python int, so that no kernel launch waits for the device.
-        attended: Number of tokens of each row that serve as keys, int32 [rows]: always the first ones. The other tokens
-            attend to them, and no token attends to the others (ColBERT's query expansion). None: all tokens.
+        attended: Number of tokens at the start of each row that serve as keys of attention, int32 [rows]. The other
+            tokens attend to these keys, and no token attends to the others (ColBERT's query expansion). None: all
+            tokens are keys.
         num_attended: The sum of `attended`, a Python int.
         row_ids: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
             not on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
-        windows: Number of consecutive rows of each doc, where rows are windows of docs, int64 [docs]. None: a row is a
+        windows: Number of consecutive rows of each doc if rows are windows of docs, int64 [docs]. None: a row is a
             text.
         max_windows: Largest number in `windows`, a Python int.
-        lists: Number of consecutive rows of each list, int64 [lists], where rows of a list see each other: every token
-            of a row attends to the first tokens of the other rows of its list, too. None: a row sees itself only.
+        lists: Number of consecutive rows of each list, int64 [lists]. Every token of a row also attends to the first
+            tokens of the other rows of its list. None: tokens attend only to their own row.
         max_list: Largest number in `lists`, a Python int.
     """
 
@@ -132,8 +133,8 @@ class Contrast(Movable):
         labels: Label of each doc in its own group, float32 [docs].
         owners: Index of each doc's group, ascending, int64 [docs].
         mask: True where a doc is ranked for a query, bool [groups, docs] (`ranker.data.contrast.contrast`).
-        positive: True where a doc is relevant for the query of its own group, bool [docs]. `labels > 0` does not
-            tell: a grade below the relevance threshold gives a negative a label above 0.
+        positive: True where a doc is relevant for the query of its own group, bool [docs]. This can't be read from
+            `labels > 0`: a negative with a grade below the relevance threshold has a label above 0.
     """
 
     labels: Tensor
@@ -156,7 +157,7 @@ class TrainStep(Movable):
         seeds: torch's seed of each micro-batch, for a step that is repeated on another device; empty: the module
             computes them.
         set_groups: In a mix of several sets: number of groups of each set in the whole step; empty: a single set.
-        round: Which refreshed negatives its groups have, see `ranker.data.refreshed`; 0: those of the data.
+        round: Number of the round of mined negatives that its groups have, see `ranker.data.refreshed`; 0: the data's.
     """
 
     epoch: int
@@ -173,13 +174,12 @@ class TrainStep(Movable):
 class Loss(Protocol):
     """The mean over groups of each group's own value, a scalar. All inputs are [batch, docs].
 
-    Class attributes, all True if left out: `pairwise = False` declares that the loss holds no tensor
+    Three class attributes are True if left out. `pairwise = False` declares that the loss holds no tensor
     [batch, docs, docs]; otherwise, with in-batch negatives, it is called with few groups at a time.
     `needs_negatives = False` declares that it learns from a group of relevant docs alone; otherwise `batch.docs` must
     be larger than `batch.positives`. `sorts_all = False` declares that it learns which docs are best, not their order.
-
-    Two more are False if left out: with `against_reference = True` the training subtracts a frozen reference's scores
-    (`ranker.training.loss_inputs`); with `draws = True` it passes the step's `seed` and the `group_ids` [batch], too.
+    Two more are False if left out. With `against_reference = True` the training subtracts a frozen reference's scores
+    (`ranker.training.loss_inputs`). With `draws = True` it also passes the step's `seed` and the `group_ids` [batch].
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...

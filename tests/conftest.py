@@ -1,4 +1,4 @@
-"""Small collections and encoders made on the spot; nothing here needs a network."""
+"""Small collections and encoders that tests generate; nothing here needs a network."""
 
 import os
 import random
@@ -21,7 +21,7 @@ def root() -> Path:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of real collections that lies beside a developer's checkout."""
+    """The folder of real collections beside a developer's checkout."""
     if not SHARED.is_dir():
         pytest.skip(f"needs the collections in {SHARED}; set RANKER_SHARED_DATA")
     return SHARED

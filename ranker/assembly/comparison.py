@@ -1,4 +1,4 @@
-"""Find what `ranker compare` compares: the runs of each set, with judgements and texts."""
+"""Find the runs of each set, with judgements and texts, for `ranker compare`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\d_")  # start of a run folder's name
 
 @dataclass(frozen=True)
 class Judged:
-    """Judgements of a set, and its texts where they are at hand."""
+    """Judgements of a set, and its texts if they are known."""
 
     qrels: Qrels
     relevance: int
@@ -37,7 +37,7 @@ def labels_of(cfg: DictConfig, paths: Sequence[Path]) -> list[str]:
     """Return a different label for each run: the given ones, or names from the paths.
 
     Raises:
-        ConfigError: The given labels are not as many as the runs, or are not different.
+        ConfigError: The number of labels differs from that of the runs, or two labels are equal.
     """
     if cfg.labels is not None:
         labels = listed("labels", cfg.labels)
@@ -52,7 +52,7 @@ def labels_of(cfg: DictConfig, paths: Sequence[Path]) -> list[str]:
 
 
 def _short_name(path: Path) -> str:
-    """Return a file's name without endings; of a run folder `NAME/STAMP` the name, of a sweep's job `NAME/JOB`."""
+    """Return a file's name without endings, NAME for a run folder `NAME/STAMP`, and `NAME/JOB` for a sweep's job."""
     if not path.is_dir():
         return path.name.split(".")[0] or path.name
     if _STAMP.match(path.parent.name):
@@ -61,10 +61,10 @@ def _short_name(path: Path) -> str:
 
 
 def files_of_sets(cfg: DictConfig, paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the run files of each set that all runs have; a run without a name of its set fits any single set.
+    """Return the run files of each set that all runs have; a run file whose set is unknown fits any single set.
 
     Raises:
-        ConfigError: A path has no run, no set is common to all, or `sets` names one that is not.
+        ConfigError: A path has no run, no set is common to all runs, or `sets` names a set that is not common to all.
     """
     found = [runs_of(path) for path in paths]
     for path, files in zip(paths, found, strict=True):
@@ -89,10 +89,10 @@ def files_of_sets(cfg: DictConfig, paths: Sequence[Path]) -> dict[str, list[Path
 
 
 def judgements(cfg: DictConfig, paths: Sequence[Path], names: Sequence[str]) -> dict[str, Judged]:
-    """Return judgements and texts of each set: of the files of `qrels=`, else of data, else of a suite's run folder.
+    """Return judgements and texts of each set, from the files of `qrels=`, else the data, else a suite's run folder.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are no judgements.
     """
     if cfg.qrels is not None:
         texts = None

@@ -19,9 +19,10 @@ from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collate import TextLimits
 from ranker.data.collection import Collection, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.datamodule import RankData
 from ranker.data.expansion import expanded
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
+from ranker.data.options import BatchOptions, TrainDocs
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.data.token_counts import document_frequencies
 from ranker.errors import ConfigError, errors_of
@@ -30,16 +31,16 @@ from ranker.models.interface import Scorer
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.steps import TaskData
 from ranker.processes import available_cores
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 
 log = logging.getLogger(__name__)
 
 
 def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
-    """Load the collections of a `data` node, with its rule for queries that are docs of the collection.
+    """Load the collections of a `data` node, and apply its rule for queries that are docs of the collection.
 
     Args:
-        node: The node; of a mix, each set is loaded.
+        node: The node; for a mix, each set is loaded.
         cache_dir: Folder for sources that keep files of their own.
     """
     sets = sets_of(node)
@@ -53,7 +54,7 @@ def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
 
 
 def load_set(name: str, node: Any, cache_dir: str) -> Splits:
-    """Load a set of a mix: without its training queries if its weight is 0, and without the others if not evaluated.
+    """Load a set of a mix: no training queries if its weight is 0, and no others if it is not evaluated.
 
     Args:
         name: Name of the set.
@@ -69,7 +70,7 @@ def load_set(name: str, node: Any, cache_dir: str) -> Splits:
 
 
 def load_splits(cfg: DictConfig) -> Splits:
-    """Load the training data with first-stage candidates; the validation set's are cut to `val_depth`.
+    """Load the training data with first-stage candidates; those of the validation set are cut to `val_depth`.
 
     Raises:
         ConfigError: The data has no training set.
@@ -91,7 +92,7 @@ def load_splits(cfg: DictConfig) -> Splits:
 
 
 def _prepared(cfg: DictConfig, loaded: Splits, path: str, node: Any) -> Splits:
-    """Add first-stage candidates to what the `data` node at a path has loaded; warn of queries that are docs."""
+    """Add first-stage candidates to the collections of the `data` node at a path; warn of queries that are docs."""
     depth = max(cfg.depth, cfg.batch.depth)
     with errors_of(path):
         splits = with_candidates(loaded, depth, Path(cfg.cache_dir), FirstStage.of(node))
@@ -131,7 +132,7 @@ def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
     """The collection whose queries get mined negatives, by its name; empty for None.
 
     Raises:
-        ConfigError: The data has no such split, or the split has several sets; negatives.trec holds those of one.
+        ConfigError: The data has no such split, or the split has several sets; negatives.trec is for one set only.
     """
     sets = chosen_sets(splits, split) if split is not None else {}
     if len(sets) > 1:
@@ -145,7 +146,7 @@ def text_limits(scorer: Scorer, trained: Any, node: Any = None) -> TextLimits:
     Args:
         scorer: The scorer.
         trained: The configuration of its training; may be empty.
-        node: The node of a set of a mix, whose own lengths come first.
+        node: The node of a set of a mix; its lengths take precedence.
     """
     query, doc = scorer.text_limits or (64, 448)
     own = node or {}
@@ -170,7 +171,7 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
 
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
-    """Loaders of the rows that the scorer reads: of one set, of a mix, or with a multitask scorer's auxiliary tasks."""
+    """Build the data module of a scorer: for one set, for a mix, or with a multitask scorer's auxiliary tasks."""
     sets = sets_of(cfg.data)
     if sets:
         parts = {
@@ -196,15 +197,15 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
 
 
 def start_from_docs(cfg: DictConfig, splits: Splits, scorer: Scorer) -> None:
-    """Give a scorer that starts from counts of its training docs (`start_from_docs`) these counts.
+    """Count words in the training docs for a scorer that has `start_from_docs`, and call this method.
 
     Args:
         cfg: The configuration of the training.
-        splits: What it has loaded.
+        splits: The loaded collections.
         scorer: The scorer.
     """
     start: Any = getattr(scorer, "start_from_docs", None)
-    if start is None or cfg.checkpoint is not None:  # a stored model has started
+    if start is None or cfg.checkpoint is not None:  # a stored model already has its weights
         return
     data = build_data(cfg, splits, scorer)
     size: int = scorer.dim  # type: ignore[attr-defined]
@@ -222,10 +223,10 @@ def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed:
 
     Args:
         cfg: The configuration of the training.
-        splits: What the source has loaded.
+        splits: The loaded collections of the source.
         scorer: The scorer.
         node: The source's node.
-        seed: Seed of its shuffles and draws; each set of a mix has another.
+        seed: Seed of the shuffles and draws; each set of a mix has its own.
     """
     return RankData(
         splits,

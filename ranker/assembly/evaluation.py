@@ -38,7 +38,7 @@ from ranker.evaluation.orders import write_orders
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.models.interface import Scorer
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
 
@@ -55,7 +55,7 @@ def evaluate_sets(
     baselines: Mapping[str, Run] = MappingProxyType({}),
     report: Report | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Score the test sets on all devices; write and measure a run for each; a collective.
+    """Score the test sets on all devices, and write and measure a run for each. All processes must call this.
 
     Args:
         cfg: The configuration.
@@ -98,7 +98,7 @@ def evaluate_sets(
 def _score(
     cfg: DictConfig, scorer: Scorer, data: RankData, devices: Devices, name: str, order: int | None = None
 ) -> Run | None:
-    """Score a test set on all devices; return the run on the first one; a collective."""
+    """Score a test set on all devices; return the run on the first one. All processes must call this."""
     title = f"test {name}" if order is None else f"test {name}, order {order + 1}"
     return score_collection(
         scorer,
@@ -149,7 +149,7 @@ def write_set(
         name: The set's name.
         run: query_id -> doc_id -> score.
         collection: The set.
-        cfg: Has `measures`, `name`, the run's tag, and perhaps `length_buckets`.
+        cfg: Has `measures`, the run's tag `name`, and perhaps `length_buckets`.
         first_stage_depth: Depth of the first stage that the run is compared with.
         baseline: A run to compare with in place of the first stage.
         report: Gets the set for the page.
@@ -227,7 +227,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
 def _rank_data(
     cfg: DictConfig, splits: Splits, scorer: Scorer, trained: Any, source: Any, depth: int | None
 ) -> RankData:
-    """Loaders of the sets to evaluate; those of a mix have the text limits of their sets.
+    """Build the data module of the sets to evaluate; each set of a mix has its own text limits.
 
     Args:
         cfg: The configuration of the evaluation.
@@ -256,7 +256,7 @@ def sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
     """The collections of the chosen split as test sets, with the candidates to re-rank.
 
     Raises:
-        ConfigError: The data has no such split, or a mix of sets has none; or one file of candidates is given for it.
+        ConfigError: The data has no such split; or one file of candidates is given for a mix of sets.
     """
     loaded = load_source(source, cfg.cache_dir)
     print_notice(loaded)
@@ -293,7 +293,7 @@ def _with_candidates(cfg: DictConfig, chosen: dict[str, Collection], depth: int,
     splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
     for part in splits.tests.values():
         warn_of_query_docs(part, part.candidates)
-    if cfg.get("add_positives"):  # the name says so: measures of such a set tell nothing about the first stage
+    if cfg.get("add_positives"):  # shown in the name, because measures of such a set say nothing about the first stage
         tests = {f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()}
         splits = replace(splits, tests=tests)
     return splits

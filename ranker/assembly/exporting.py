@@ -24,8 +24,9 @@ from ranker.checkpoint import DESCRIBED, load_scorer, read_description, without_
 from ranker.config.sets import sets_of
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
 from ranker.data.dataset import top_candidates
+from ranker.data.options import BatchOptions
 from ranker.data.pair_cuts import cut_otherwise
 from ranker.encoders.pruned_heads import removed_heads
 from ranker.errors import CheckpointError, ConfigError
@@ -70,7 +71,7 @@ def export_checkpoint(cfg: DictConfig) -> None:
 
     Raises:
         ConfigError: The format can't hold the model, or the folder is in use.
-        CheckpointError: The export's scores are too far from the original's; nothing is left of it.
+        CheckpointError: The export's scores are too far from the original's; the export is removed.
     """
     quiet_libraries()
     path = Path(cfg.checkpoint)
@@ -133,7 +134,7 @@ def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[st
 
 
 def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -> dict[str, Any]:
-    """Write the files of a format; return what the README says of them."""
+    """Write the files of a format; return the facts about them for the README."""
     plain, described = scorer, trained
     if _adapter.has_adapters(scorer):
         plain, described = without_adapters(scorer, trained)
@@ -205,9 +206,9 @@ def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, ComparedPairs], c
 
 
 def _cut_alike(scorer: Scorer, pairs: ComparedPairs, cfg: DictConfig) -> np.ndarray:
-    """Return which pairs other programs cut as the training did, bool [pairs]."""
+    """Return which pairs other programs truncate as the training did, bool [pairs]."""
     if scorer.reads != "pairs":
-        return np.ones(len(pairs.texts), bool)  # each text has its own limit there, too
+        return np.ones(len(pairs.texts), bool)  # other programs also have a limit for each text
     data = RankData(
         Splits(None, None, {}), ScorerInputs.of(scorer), BatchOptions(), pairs.limits, cache_dir=cfg.cache_dir
     )

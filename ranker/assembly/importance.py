@@ -93,9 +93,9 @@ def kept_layers(total: int, layers: int, drop: str, contributions: Tensor | None
     Args:
         total: Number of layers.
         layers: Number of layers to keep.
-        drop: `top` keeps the lower ones; `alternate` keeps evenly spaced ones, among them the first and, of two or
-            more, the last; `contribution` keeps the first and those with the largest contributions.
-        contributions: Of each layer [total], for `contribution`.
+        drop: `top` drops the top layers; `alternate` keeps evenly spaced layers, always the first and, if at least two
+            are kept, the last; `contribution` keeps the first layer and those with the largest contributions.
+        contributions: Contribution of each layer [total], for `drop="contribution"`.
 
     >>> kept_layers(6, 3, "top"), kept_layers(6, 3, "alternate"), kept_layers(12, 6, "alternate")
     ([0, 1, 2], [0, 2, 5], [0, 2, 4, 7, 9, 11])
@@ -134,7 +134,7 @@ def kept_heads(importances: Sequence[Tensor], share: float) -> list[list[int]]:
     Importances of a layer are divided by their l2 norm (Michel et al., 2019, section 4.1). Each layer keeps a head.
 
     Args:
-        importances: Of each layer [heads].
+        importances: Importances of the heads [heads], for each layer.
         share: Share of all heads to keep, above 0; rounded up.
 
     >>> kept_heads([torch.tensor([0.3, 0.4]), torch.tensor([10.0, 0.1])], 0.5)

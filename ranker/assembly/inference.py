@@ -28,7 +28,7 @@ def prepare(scorer: Scorer, options: Mapping[str, Any], accelerator: str = "auto
         accelerator: Where the scorer will run, as `trainer.accelerator`.
 
     Raises:
-        ConfigError: The scorer can't do that.
+        ConfigError: The scorer does not have such an option.
     """
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
@@ -50,7 +50,7 @@ def prepare(scorer: Scorer, options: Mapping[str, Any], accelerator: str = "auto
 
 
 def check_quantize(kind: str, accelerator: str) -> None:
-    """Refuse a precision of the linear layers that the device does not multiply.
+    """Check that the device can multiply in the chosen precision of linear layers.
 
     Args:
         kind: `inference.quantize`.

@@ -29,8 +29,8 @@ from ranker.evaluation.scoring import Devices
 from ranker.hashing import fingerprint_texts
 from ranker.labelling.reader import Reader, read_answers, read_missing
 from ranker.labelling.shards import ScoreShards, score_missing
-from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import scorer_hash, weights_hash
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
 
@@ -57,7 +57,7 @@ class Teacher:
 
     @property
     def is_run(self) -> bool:
-        """Whether the scores are in a file already."""
+        """Whether the scores are already in a file."""
         return self.path.is_file() and not self.reads
 
 
@@ -66,7 +66,7 @@ def teachers_of(cfg: DictConfig) -> list[Teacher]:
 
     Raises:
         ConfigError: A teacher is named twice.
-        CheckpointError: A folder is no model.
+        CheckpointError: A folder is not a model.
     """
     if cfg.teacher == READER:
         return [Teacher(READER, Path(cfg.reader.name).expanduser(), OmegaConf.create({}), reads=True)]
@@ -82,7 +82,7 @@ def teachers_of(cfg: DictConfig) -> list[Teacher]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Name each path by its last two parts, or by as many more as tell it from the others.
+    """Name each path by its last two parts, or by more parts if two names would be equal.
 
     >>> short_names([Path("a/b/minilm"), Path("x/r/model"), Path("y/r/model")])
     ['b/minilm', 'x/r/model', 'y/r/model']
@@ -142,10 +142,10 @@ def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
 
 
 def shards_of(cfg: DictConfig, teacher: Teacher, collection: Collection, fabric: Any) -> ScoreShards:
-    """Score the docs that this process has to score for a model teacher; every process calls it.
+    """Score this process's share of the docs with a teacher that is a model. All processes must call this.
 
     Returns:
-        The shards of all processes' scores; others may still be at work.
+        The shards of all processes' scores; other processes may still be writing theirs.
     """
     assert collection.candidates is not None
     scorer = load_scorer(teacher.path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
@@ -182,10 +182,10 @@ def shards_of(cfg: DictConfig, teacher: Teacher, collection: Collection, fabric:
 
 
 def shards_of_reader(cfg: DictConfig, collection: Collection, fabric: Any) -> ScoreShards:
-    """Score the docs that this process has to score for a reader, see `ranker.labelling.reader`.
+    """Score this process's share of the docs with a reader, see `ranker.labelling.reader`.
 
     Returns:
-        The shards of all processes' scores; others may still be at work.
+        The shards of all processes' scores; other processes may still be writing theirs.
     """
     assert collection.candidates is not None
     answers = read_answers(Path(cfg.reader.answers).expanduser(), collection.candidates.query_ids)

@@ -1,4 +1,4 @@
-"""The precision of a run: bfloat16 where it gains. The choice is stored with the run, so a resumed run keeps it."""
+"""The precision of a run: bfloat16 where it is faster. The choice is stored, so a resumed run keeps it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ log = logging.getLogger(__name__)
 
 SMALLEST = 256  # size of a state from which on bfloat16 is tried on a CPU
 GAIN = 1.2  # smallest ratio of the times in float32 and bfloat16
-TOKENS, REPEATS = 512, 3  # of the measurement
+TOKENS, REPEATS = 512, 3  # size and repetitions of the measurement
 PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")  # variables with the number of processes of a run
 NO_BF16 = "this CPU has no bfloat16 arithmetic (AVX512-BF16 or AMX)"
 
 
 def settle_precision(cfg: DictConfig, folder: Path, encoder: Encoder) -> None:
-    """Set `trainer.precision`, if it is null, to what is faster here; store the choice and its reason, and log both.
+    """If `trainer.precision` is null, set it to the faster one; store and log the choice and its reason.
 
-    `config.yaml` gets the choice, so other processes of the run and a resumed run take it. `environment.json` gets the
+    `config.yaml` gets the choice, so other processes of the run and a resumed run use it. `environment.json` gets the
     choice with its reason.
 
     Args:
         cfg: The configuration, which is changed.
         folder: The run folder.
-        encoder: The encoder; its size, and how it runs, decide whether bfloat16 gains on a CPU.
+        encoder: The encoder; its size and its path decide whether bfloat16 is faster on a CPU.
     """
     configured = cfg.trainer.precision
     precision, reason = (configured, "configured") if configured is not None else chosen(cfg.trainer, encoder)
@@ -50,10 +50,10 @@ def settle_precision(cfg: DictConfig, folder: Path, encoder: Encoder) -> None:
 
 
 def checked_precision(trainer: Mapping[str, Any]) -> Any:
-    """Return `trainer.precision` as Lightning takes it; 32-true before it is settled.
+    """Return `trainer.precision` for Lightning; 32-true if it is null, that is, not chosen yet.
 
     Raises:
-        ConfigError: It is bfloat16, and this CPU would only imitate that, slower than float32.
+        ConfigError: It is bfloat16, which this CPU would only imitate, more slowly than it computes in float32.
     """
     precision = trainer["precision"]
     if str(precision).startswith("bf16") and device_type(trainer) == "cpu" and not cpu_has_bf16():
@@ -87,7 +87,8 @@ def cpu_has_bf16() -> bool:
 def times(width: int) -> tuple[float, float]:
     """Return the seconds that a feed-forward block and its backward pass take in float32 and in bfloat16 autocast.
 
-    The best of `REPEATS` interleaved runs over `TOKENS` tokens. No random number is drawn, so trainings stay the same.
+    Both are the best of `REPEATS` interleaved runs over `TOKENS` tokens. No random number is drawn, so trainings stay
+    the same.
 
     Args:
         width: Size of a state; the block's inner size is four times that.

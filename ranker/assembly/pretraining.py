@@ -27,7 +27,7 @@ def doc_store(cfg: DictConfig, tokenizer: Any) -> TokenStore:
     """Return a token store with the uncut docs of all collections of `data`, each once.
 
     Raises:
-        ConfigError: The source has no collection.
+        ConfigError: The source has no docs.
     """
     splits = load_source(cfg.data, cfg.cache_dir)
     print_notice(splits)
@@ -78,7 +78,7 @@ def build_model(cfg: DictConfig, objective: Any) -> Any:
 
 
 def save_pretrained(folder: Path, model: Any, cfg: DictConfig) -> None:
-    """Write a folder that `encoder.name` can load; it gets its name only when it is complete.
+    """Write a folder that `encoder.name` can load; the folder appears only when it is complete.
 
     Args:
         folder: The folder.

@@ -31,12 +31,12 @@ def inputs_of(scorer: Scorer, node: Any, model: Any, by_query: bool = False) -> 
 
     Args:
         scorer: The scorer.
-        node: The source's node, whose prompts and instruction replace the model's; None: it has none.
+        node: The source's node; its prompts and instruction replace the model's. None: there is no node.
         model: The `model` node of the training, whose templates still contain `{instruction}`; may be empty.
         by_query: Whether each query of the source has its own instruction.
 
     Raises:
-        ConfigError: The model has no such prompt, or none has a place for an instruction.
+        ConfigError: The model has no such prompt, or no prompt has `{instruction}` for the instruction.
     """
     inputs = ScorerInputs.of(scorer)
     own = {key: node[key] for key in PROMPT_KEYS if node is not None and node.get(key) is not None}

@@ -37,13 +37,13 @@ from ranker.training.run_writer import write_text
 
 log = logging.getLogger(__name__)
 
-# what `ranker.yaml` of a published folder has of the run's configuration
+# keys of the run's configuration that `ranker.yaml` of a published folder contains
 SETTINGS = (
     "model", "encoder", "loss", "data", "optim", "schedule", "trainer", "batch", "max_query_tokens", "max_doc_tokens",
     "max_pair_tokens", "measures", "monitor", "depth", "val_depth", "seed",
 )  # fmt: skip
 HUB = "hub:"
-EQUAL = 1e-9  # of measures that were computed twice
+EQUAL = 1e-9  # largest difference between two computations of a measure
 
 
 def publish_checkpoint(cfg: DictConfig) -> None:
@@ -79,10 +79,10 @@ def publish_checkpoint(cfg: DictConfig) -> None:
 
 
 def _sets(cfg: DictConfig, run: Path, trained: DictConfig) -> dict[str, Collection]:
-    """Return the test sets that the run has run files of, with their candidates.
+    """Return the test sets for which the run has run files, with their candidates.
 
     Raises:
-        DataError: There are none.
+        DataError: There are no such sets.
     """
     source = cfg.data if cfg.data is not None else trained.data
     chosen = OmegaConf.create({"split": "test", "candidates": None, "cache_dir": cfg.cache_dir})
@@ -134,7 +134,7 @@ def _fill(
 
 
 def _copy_model(folder: Path, run: Path, trained: DictConfig, scorer: Scorer) -> None:
-    """Copy `model/`; of adapters on a base that only this machine has, write the merged weights."""
+    """Copy `model/`; if it has adapters on a base that only this machine has, write the merged weights instead."""
     model = run / "model"
     base = str(read_object(model / ADAPTER).get("base_model_name_or_path"))
     if _adapter.is_own(model) and (is_local(base) or Path(base).exists()):
@@ -147,7 +147,7 @@ def _evaluation(folder: Path, run: Path, name: str, collection: Collection, trai
     """Write a set's run, judgements and first stage; return its measures, computed from these files.
 
     Raises:
-        DataError: The run's `metrics.json` says something else.
+        DataError: The run's `metrics.json` has other numbers.
     """
     target = folder / "evaluation" / name
     qrels, first_stage = dict(collection.qrels), first_stage_run(collection, trained.depth)

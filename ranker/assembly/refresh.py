@@ -21,7 +21,7 @@ MINED = "mined"  # folder of the rounds in the run folder
 
 
 def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
-    """Before the data is loaded, refuse to mine during the training with a model that can't search.
+    """Check, before the data is loaded, that the model can search and so can mine during the training.
 
     Raises:
         ConfigError: The model is not a bi-encoder, or encodes a doc as several windows; or a value of the node is
@@ -38,7 +38,7 @@ def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
 
 
 def build_refresh(cfg: DictConfig, data: RankData, folder: Path) -> RefreshedNegatives | None:
-    """Return the miner, and connect it to the data; None: `mining.every` is null.
+    """Return the miner, and connect it to the data; None if `mining.every` is null.
 
     Args:
         cfg: The configuration.

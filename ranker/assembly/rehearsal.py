@@ -96,7 +96,7 @@ def _refused(group: str) -> Iterator[None]:
 
 
 def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
-    """Refuse a training without a step, and a validation interval that is longer than an epoch.
+    """Check that the training has a step, and that the validation interval is not longer than an epoch.
 
     Args:
         cfg: The configuration.
@@ -128,7 +128,7 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
             if str(value).startswith(f"val/{name}/"):
                 raise ConfigError(
                     f"{key}: expected a set with validation queries, got {value!r}, but {name} has none; name its "
-                    "validation data, or monitor the mean over the sets, as val/nDCG@10"
+                    "validation data, or monitor the mean over the sets, such as val/nDCG@10"
                 )
 
 
@@ -136,7 +136,7 @@ def check_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
     """Return the optimizer steps of an epoch under `trainer.limit_train_batches`.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There would be no step.
     """
     steps = epoch_steps(cfg, steps_per_epoch)
     if steps == 0:
@@ -164,7 +164,7 @@ def _check_without_validation(cfg: DictConfig) -> None:
 
 @contextmanager
 def refused_in_fit() -> Iterator[None]:
-    """Report in one line the wrong options that Lightning and its callbacks find only during a fit.
+    """Report wrong options that Lightning and its callbacks find only during a fit, in one line.
 
     Raises:
         ConfigError: In place of Lightning's error.

@@ -1,4 +1,4 @@
-"""Collect what a command has measured, set by set, and write it as `report.html`; imports no torch."""
+"""Collect a command's measures, set by set, and write them to `report.html`; imports no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Report:
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        options = dict(cfg.get("report") or {})  # a training that an earlier version began has none
+        options = dict(cfg.get("report") or {})  # a run of an earlier version has none
         self._write = bool(options.pop("write", True))
         self._limits = Limits(**{str(key): value for key, value in options.items()})
         self._relevance = int(cfg.get("relevance", 1))
@@ -56,7 +56,7 @@ class Report:
             folder: The run folder; `evaluation/SET/` has the files of the evaluation.
             name: Name of the set.
             run: query_id -> doc_id -> score.
-            baseline: Label (another than `run`) and run of what the run was compared with; None without a comparison.
+            baseline: Label (not `run`) and scores of the run that this one is compared with; None: there is none.
             qrels: query_id -> doc_id -> relevance.
             collection: The set with its texts; None: the page shows ids.
         """
@@ -87,7 +87,7 @@ class Report:
 
         Args:
             part: The runs and their values.
-            facts: What the page says above the queries.
+            facts: The facts that the page shows above the queries.
         """
         if self._write:
             content = with_terms(set_content(part, self._limits))
@@ -130,7 +130,7 @@ class Report:
 
 
 def _facts(part: RankedSet, metrics: Mapping[str, Any]) -> Facts:
-    """Return what the page says of a run and its baseline above the queries."""
+    """Return the facts about a run and its baseline that the page shows above the queries."""
     if not metrics["measures"]:  # no query is judged
         return Facts(warnings=metrics["warnings"])
     labels = list(part.runs)
@@ -155,7 +155,7 @@ def _shown(value: Any) -> str:
 
 
 def command_line() -> str:
-    """Return the command that repeats this job: of a sweep, the job alone."""
+    """Return the command that repeats this job; in a sweep, it repeats this job alone."""
     hydra = HydraConfig.get()
     folders = [
         f"--config-dir {shlex.quote(source.path)}"

@@ -43,7 +43,7 @@ class Ranked:
     """A doc of a ranking.
 
     Args:
-        doc_id: Its id; if it has none, its position in the input, as text.
+        doc_id: Id of the doc; for a doc without an id, its position in the input, as text.
         score: Its score, or its probability of relevance; higher is better.
         position: Its position in the input, from 0.
     """
@@ -64,8 +64,8 @@ class Reranker:
         scorer: The model.
         limits: Largest number of tokens per text.
         accelerator: `auto`, `cpu` or `cuda`.
-        precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that has it and on a CPU that gains from it,
-            else `32-true`.
+        precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that supports it and on a CPU where it is
+            faster, else `32-true`.
         max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
         calibration: The map from scores to probabilities of relevance; None: scores stay as they are.
 
@@ -117,7 +117,7 @@ class Reranker:
 
         Args:
             folder: The folder.
-            weights: Of a run folder: `best` or `last`.
+            weights: For a run folder: `best` or `last`.
             trust_remote_code: Whether code in the folder may run.
             max_query_tokens: Longest query; None: as in training, else 64.
             max_doc_tokens: Longest doc; None: as in training, else 448.
@@ -175,7 +175,7 @@ class Reranker:
             list[Ranked] for a query; a list of these for several.
 
         Raises:
-            DataError: A doc is no text, two docs of a query share an id, or the numbers of queries and lists differ.
+            DataError: A doc is not a text, two docs of a query share an id, or the numbers of queries and lists differ.
         """
         if top_k is not None and top_k < 1:
             raise DataError(f"top_k: expected at least 1 or None, got {top_k!r}")
@@ -200,9 +200,8 @@ class Reranker:
 
         Each text is tokenized once.
 
-        To a model of lists, the pairs of a query are one list.
-
-        Of a model that reads windows with the title in each, `rank` knows the titles, and this method knows none.
+        A model of lists reads the pairs of a query as one list. If a model repeats the title in each window of a doc,
+        use `rank`: pairs have no titles.
 
         Args:
             pairs: The pairs.
@@ -232,12 +231,12 @@ class Reranker:
             wanted: The pairs.
             titles: Text of a doc -> the title that it begins with.
             progress: See `rank`.
-            lists: Number of the list that each pair is of [pairs]; read if docs of a list see each other.
+            lists: Number of each pair's list [pairs]; used only by models of lists.
         """
         if not wanted:
             return np.zeros(0, dtype=np.float32)
         whole = self._inputs.whole_lists
-        # a doc that is twice in a list is seen twice; else each text is scored once for a query
+        # models of lists read a repeated doc twice; other models score each text once per query
         keys = list(zip(lists, range(len(wanted)), strict=True)) if whole else list(wanted)
         query_ids, doc_ids = (
             {key: str(i) for i, key in enumerate(dict.fromkeys(column))} for column in zip(*keys, strict=True)
@@ -307,7 +306,7 @@ def _lists_of(docs: Any, count: int, single: bool) -> list[Any]:
 
 
 def _is_table(part: Any) -> bool:
-    """Whether a mapping is one from ids to texts, and no doc."""
+    """Whether a mapping is a mapping from ids to texts, and not a doc."""
     return isinstance(part, Mapping) and "text" not in part
 
 

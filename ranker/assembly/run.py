@@ -28,14 +28,14 @@ SILENCED = (
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty",
     ".*Your `IterableDataset`",
-    "You're using the WeightAveraging callback with a model that overrides",  # only shards, which it is refused with
+    "You're using the WeightAveraging callback with a model that overrides",  # about sharding, which refuses it
     "FSDP2-wrapped module .* returned a view tensor",  # no code changes scores in place
     "You defined a `validation_step` but have no",  # a pretraining has no validation
 )
 
 
 def open_run(cfg: DictConfig) -> Path:
-    """Write the run folder's configuration, environment and log; processes other than the first only get its name."""
+    """Write the run folder's configuration, environment and log. Processes other than the first only get its name."""
     folder = Path(HydraConfig.get().runtime.output_dir).resolve()
     quiet_libraries()
     if is_first_process():
@@ -61,14 +61,14 @@ def add_facts(folder: Path, **facts: Any) -> None:
 
 
 def quiet_libraries() -> None:
-    """Lower the log levels of the libraries that are loaded; a command that needs none of them loads none here."""
+    """Lower the log levels of the libraries that are already loaded; this loads no library."""
     if "transformers" in sys.modules:
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric"):
-        # they have handlers; the root logger's handlers would print each line again
+        # these loggers have handlers; the root logger's handlers would print each line again
         logging.getLogger(name).propagate = False
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_is_no_tip)
@@ -77,7 +77,7 @@ def quiet_libraries() -> None:
 
 
 def _is_no_tip(record: logging.LogRecord) -> bool:
-    """Drops Lightning's tips; one of them recommends static_graph, which breaks training with micro-batches."""
+    """Drop Lightning's tips; one of them recommends static_graph, which breaks training with micro-batches."""
     text = record.getMessage()
     return not any(word in text for word in ("litlogger", "static_graph", "💡", "Checkpoint directory"))
 
@@ -105,8 +105,8 @@ def one_run() -> Iterator[None]:
         if not lost:
             raise
         raise RankerError(
-            "another process of this run has ended, so this one can't go on (its own error, if it had one, stands "
-            f"above; here: {str(error).splitlines()[0]}); go on from the last checkpoint with "
+            "another process of this run has ended, so this one can't go on (if that process had an error, it is "
+            f"above; here: {str(error).splitlines()[0]}); continue from the last checkpoint with "
             "checkpoint=RUN_FOLDER resume=true"
         ) from error
     finally:

@@ -24,7 +24,7 @@ def run_of(cfg: DictConfig, scorer: Scorer, trained: Any, collection: Collection
         scorer: The scorer, which is moved to the GPU if there is one.
         trained: Description of its training, with its text limits.
         collection: The collection.
-        progress: Name on a progress bar; None: there is none.
+        progress: Name on the progress bar; None: no progress bar.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module: Any = scorer.to(device).eval()

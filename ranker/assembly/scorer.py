@@ -31,7 +31,8 @@ from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, OwnDocsMatryoshkaModule, Sizes
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.set_losses import SetLosses
 from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def build_scorer(cfg: DictConfig) -> Scorer:
-    """A new scorer; or the checkpoint's scorer, of which `model` only sets how it is trained.
+    """A new scorer; or the scorer of the checkpoint, for which `model` only sets how it is trained.
 
     Raises:
         ConfigError: The checkpoint holds another model than `model` names, or `model` can't be trained.
@@ -55,7 +56,7 @@ def build_scorer(cfg: DictConfig) -> Scorer:
         if isinstance(scorer, EarlyExit) and (cfg.model.exit is not None or cfg.model.margin is not None):
             scorer.leave(cfg.model.exit, cfg.model.margin, cfg.model.center)
         _drop_layers(scorer, cfg)
-        # from_pretrained returns it in evaluation mode, and Lightning does not change modes: dropout would be off
+        # from_pretrained returns models in evaluation mode, and Lightning does not change modes: dropout would be off
         return with_passages(scorer, cfg.get("passages")).train()
     if cfg.model.get("_partial_"):
         raise ConfigError(
@@ -83,7 +84,7 @@ def _drop_layers(scorer: Any, cfg: DictConfig) -> None:
 
 
 def _warn_of_parts_left_behind(scorer: Any) -> None:
-    """Say what `encoder.name` does not take from the folder of a trained bi-encoder, if the new scorer has it not."""
+    """Warn of parts of a trained bi-encoder's folder that `encoder.name` does not use and the new scorer lacks."""
     if scorer.encoder.source is None:
         return
     folder = Path(scorer.encoder.source)
@@ -107,8 +108,8 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
     """Whether the docs of a step's other queries are negatives of each query.
 
     Raises:
-        ConfigError: They are, but the labels are a teacher's scores, which exist only for a query's own docs; or a step
-            has a single doc. Or `model.symmetric` is set without them.
+        ConfigError: In-batch negatives are set, but the labels are a teacher's scores, which exist only for a query's
+            own docs, or a step has a single doc; or `model.symmetric` is set without in-batch negatives.
     """
     wanted = cfg.model.get("in_batch_negatives", False)
     taught = any(node.get("teacher") is not None for node in source_nodes(cfg).values())
@@ -131,12 +132,12 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
 
 
 def has_penalties(cfg: DictConfig) -> bool:
-    """Whether the loss has parts that are functions of all texts of a step: the model's yaml has their keys."""
+    """Whether the loss has penalties, which depend on all texts of a step: the model's yaml then has their keys."""
     return "doc_penalty" in (cfg.get("model") or {})
 
 
 def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[..., RerankModule]:
-    """The class that trains: on each query's own docs, on a whole step's score matrix, or on several tasks.
+    """The Lightning module class: for losses on each query's own docs, on a step's score matrix, or on several tasks.
 
     Call it with the arguments of `RerankModule`.
 
@@ -185,12 +186,12 @@ def _matryoshka_sizes(cfg: DictConfig, scorer: Any) -> Sizes | None:
 
 
 def _as_student(cfg: DictConfig) -> Execution:
-    """Return how a teacher computes: as its student, but without memory for a backward pass and without trust."""
+    """Return a teacher's execution options: the student's, without checkpointing and without `trust_remote_code`."""
     return replace(Execution.of(cfg.encoder), checkpointing=False, graphs=False, trust_remote_code=False)
 
 
 def build_loss(cfg: DictConfig) -> Loss:
-    """The loss; for a mix of sets, one for each set that is trained on: its own, or `loss`."""
+    """The loss; for a mix, one loss for each set that is trained on: the set's own, or `loss`."""
     sets = {name: node for name, node in sets_of(cfg.get("data")).items() if node.get("weight", 1) > 0}
     if not sets:
         loss: Loss = instantiate(cfg.loss)
@@ -205,7 +206,7 @@ def build_optimizer(cfg: DictConfig) -> Any:
 
 
 def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:
-    """How a training optimises."""
+    """The optimizer, the schedule and the options of the optimizer steps."""
     return Optimization(
         build_optimizer(cfg),
         instantiate(cfg.schedule),

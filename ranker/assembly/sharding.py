@@ -20,7 +20,7 @@ def run_as_configured(cfg: DictConfig, model: Any) -> None:
 
     Args:
         cfg: The configuration.
-        model: What is trained.
+        model: The model to train.
     """
     if cfg.trainer.strategy == FSDP:
         for encoder in model.modules():

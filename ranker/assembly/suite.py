@@ -33,7 +33,7 @@ from ranker.evaluation.report import first_stage_run
 from ranker.evaluation.scoring import Devices
 from ranker.evaluation.suite import FIRST_STAGE, QRELS, read_set, summarise
 from ranker.evaluation.suite_report import print_suite, write_picture
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.training.run_writer import write_json
 from ranker.types import Run
 
@@ -44,8 +44,8 @@ def evaluate_suite(cfg: DictConfig) -> None:
     """Re-rank the candidates of each set of a suite with a checkpoint, and measure the runs.
 
     Raises:
-        ConfigError: No set can be read, two have the same name, the queries of one have instructions of their own, or a
-            baseline has no run of a set.
+        ConfigError: No set can be read, two sets have the same name, the queries of a set have their own instructions,
+            or the baseline has no run of a set.
         RankerError: A set or the checkpoint is broken.
     """
     quiet_libraries()
@@ -86,11 +86,11 @@ def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
         splits: The training data.
 
     Raises:
-        ConfigError: No set can be read, two have the same name, or the queries of one have instructions of their own
-            and those of the training have none.
+        ConfigError: No set can be read, two sets have the same name, or the queries of a set have their own
+            instructions and those of the training do not.
     """
     sets, missing = load_suite(cfg, cfg.val_depth or cfg.depth)
-    if not has_instructions(next(iter(splits.sets.values()), splits)):  # else its prompts take those of the suite
+    if not has_instructions(next(iter(splits.sets.values()), splits)):  # else its prompts take the suite's instructions
         refuse_instructions(sets)
     warn_of_missing(missing)
     texts = {name: set(collection.queries.values()) for name, collection in sets.items()}
@@ -100,7 +100,7 @@ def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
 
 
 def warn_of_missing(missing: Mapping[str, str]) -> None:
-    """Warn of sets whose folder is not there.
+    """Warn of sets whose folder is missing.
 
     Args:
         missing: Name of the set -> its folder.
@@ -112,7 +112,7 @@ def warn_of_missing(missing: Mapping[str, str]) -> None:
 def load_suite(cfg: DictConfig, depth: int) -> tuple[dict[str, Collection], dict[str, str]]:
     """Return the test sets of a suite with their candidates, and the sets whose folder is missing, with that folder.
 
-    A node with one test set gives it its own name in the suite; the sets of a node with several keep theirs.
+    If a node has one test set, the set has the node's name in the suite; if it has several, they keep their names.
 
     Args:
         cfg: The configuration.

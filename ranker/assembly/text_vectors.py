@@ -30,10 +30,10 @@ def encode(reranker: Reranker, texts: Sequence[str], are_queries: bool) -> np.nd
     Args:
         reranker: A bi-encoder with one vector per text.
         texts: The texts.
-        are_queries: Whether they are queries; else docs. Each side has its prompt, its length and perhaps its weights.
+        are_queries: True for queries, False for docs. Each side has its prompt, its length and perhaps its own weights.
 
     Raises:
-        CheckpointError: The model is no bi-encoder, or has several vectors per text.
+        CheckpointError: The model is not a bi-encoder, or has several vectors per text.
         DataError: A query's vector is not finite.
     """
     scorer = require_bi_encoder(reranker)
@@ -61,12 +61,12 @@ class DenseSearch:
     Args:
         reranker: A bi-encoder: one vector per text, or one per token.
         docs: The docs.
-        folder: Folder of their vectors; None: a folder of `cache_dir` that is named by what decides the vectors.
+        folder: Folder of their vectors; None: a folder in `cache_dir` whose name is a hash of all that decides them.
         cache_dir: Folder of all caches.
         index_type: Type of the index; None: exhaustive search.
 
     Raises:
-        CheckpointError: The model is no bi-encoder, or the folder has vectors of another model or of other docs.
+        CheckpointError: The model is not a bi-encoder, or the folder has vectors of another model or of other docs.
         DataError: Two docs have the same id, or a vector is not finite.
     """
 
@@ -113,7 +113,7 @@ def require_bi_encoder(reranker: Reranker) -> Any:
     """Return the scorer of a reranker, on its device.
 
     Raises:
-        CheckpointError: It is no bi-encoder.
+        CheckpointError: The model is not a bi-encoder.
     """
     scorer = reranker.scorer
     if not is_bi_encoder(scorer):

@@ -62,7 +62,8 @@ def build_trainer(
     if opened and is_first_process():
         dashboards.start(opened, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
     _prepare_children(folder, command)
-    # SLURM's requeue would start the training from the beginning in a new folder; docs/resume.md has a job that resumes
+    # SLURM's requeueing would restart the training from the beginning in a new folder; docs/resume.md has a job script
+    # that resumes
     plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
     with refused_by_lightning("trainer"):
         return pl.Trainer(
@@ -187,8 +188,8 @@ def _prepare_children(folder: Path, command: str) -> None:
     if HydraConfig.initialized() and is_first_process():
         composed: Any = HydraConfig.instance().cfg
         with read_write(composed.hydra):
-            # Lightning passes `hydra.run.dir` to its child processes. In a multirun, Hydra leaves it at another folder
-            # than the job's.
+            # Lightning passes `hydra.run.dir` to its child processes. In a multirun, Hydra does not set it to the job's
+            # folder.
             composed.hydra.run.dir = str(folder)
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra/callbacks=sweep"]

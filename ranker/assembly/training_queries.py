@@ -23,14 +23,14 @@ def source_name(data: Mapping[str, Any]) -> str:
 
 
 def seen_in_training(path: Path, data: Any, splits: Splits | None, queries: Mapping[str, set[str]]) -> list[str]:
-    """Warnings about queries that a ranker was trained on, compared by their texts.
+    """Return warnings about queries that a ranker was trained on, compared by their texts.
 
     If the ranker's folder does not name its training data, or the data can't be loaded, a warning says so.
 
     Args:
         path: The ranker's folder.
-        data: The `data` node of this run; None if it has several.
-        splits: Its collections; they are used if the ranker was trained on the same data.
+        data: The `data` node of this run; None if it has several nodes.
+        splits: Its collections, which are used if the ranker was trained on the same data.
         queries: Name of a probing task or test set -> the texts of its queries.
     """
     trained = read_description(path).get("data")
@@ -44,7 +44,7 @@ def seen_in_training(path: Path, data: Any, splits: Splits | None, queries: Mapp
             splits = load_source(trained)
         except Exception as error:  # any error here becomes a warning and does not end the run
             reason = (str(error) or repr(error)).splitlines()[0]
-            return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen these queries"]
+            return [f"{path.name}: its training data was not compared ({reason}), so it may have seen these queries"]
     return shared_queries(path.name, splits, queries)
 
 

@@ -72,6 +72,20 @@ def path_in_one_line(error: Exception, making_folders: bool) -> str | None:
     return None
 
 
+def memory_in_one_line(error: Exception) -> str | None:
+    """Reword an error about memory, of Python, torch or CUDA; None for an error that is about something else."""
+    text = " ".join(str(error).split())
+    place = "GPU memory" if re.search("CUDA|GPU", text) else "memory"
+    if not isinstance(error, MemoryError) and not re.search(r"out of memory|can't allocate memory", text):
+        return None
+    got = ". ".join(re.split(r"\. (?=[A-Z])", text)[:3]).rstrip(".") or "MemoryError"
+    return (
+        f"{place}: expected room for what is computed, got {shorten(got)!r}; set a smaller batch.max_tokens, "
+        "encoder.checkpointing=true, or end other programs that use the same memory; go on with checkpoint=RUN_FOLDER "
+        "resume=true where the run has a checkpoints/last.ckpt"
+    )
+
+
 def in_one_line(error: BaseException) -> str:
     """Reword an error of Hydra or OmegaConf as: where, expected, got, fix."""
     text = str(error)

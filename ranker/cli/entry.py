@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ranker import run_folder
 from ranker.cli import hydra_rules, overrides, sweep
-from ranker.cli.complaints import cause_of, in_one_line, is_hydras, path_in_one_line
+from ranker.cli.complaints import cause_of, in_one_line, is_hydras, memory_in_one_line, path_in_one_line
 from ranker.cli.resume import overrides_of, resumed, run_name, started_from
 from ranker.config import check as config
 from ranker.config import roots
@@ -194,7 +194,7 @@ def user_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
     except Exception as error:  # after Hydra's errors, some of which are OSErrors
-        message = path_in_one_line(error, is_hydras(error))
+        message = path_in_one_line(error, is_hydras(error)) or memory_in_one_line(error)
         if message is None and is_hydras(error) and not isinstance(error, OSError):
             message = in_one_line(error)
         if message is None:

@@ -14,7 +14,7 @@ from ranker.config.roots import CONF, ROOTS
 from ranker.config.sets import as_alone
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import SHARED_KEYS
-from ranker.config.values import text_keys
+from ranker.config.text_keys import text_keys
 
 _PLAIN = re.compile(r"[\w.+:/ -]+", re.ASCII)  # without quotes, brackets and Hydra's functions
 PAIRS = ("explain",)  # keys with one text of two parts; elsewhere a comma separates the jobs of a sweep

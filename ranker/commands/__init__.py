@@ -1,1 +1,1 @@
-"""One command a module: train, evaluate, search, probe, replay."""
+"""The commands of `ranker`, one per module."""

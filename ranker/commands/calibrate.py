@@ -1,4 +1,4 @@
-"""`ranker calibrate`: a map from a model's scores to probabilities of relevance, and its error on held-out queries."""
+"""`ranker calibrate`: fit a map from a model's scores to probabilities of relevance; measure it on held-out queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @one_run()
 def calibrate(cfg: DictConfig) -> None:
-    """Write `calibration.json` with the map and its quality, the runs that it is computed from, and the picture.
+    """Write `calibration.json` with the map and its quality, the runs that it was computed from, and a picture.
 
     Raises:
         RankerError: The checkpoint or the data is wrong, or a split has no judged queries.

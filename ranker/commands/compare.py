@@ -53,7 +53,7 @@ def compare(cfg: DictConfig) -> None:
 
 
 def _compare(cfg: DictConfig, page: Report, name: str, runs: Mapping[str, Run], judged: Judged) -> dict[str, Any]:
-    """Measure the runs of one set and add it to the page; returns what `comparison.json` says of it."""
+    """Measure the runs of one set and add the set to the page; return its entry of `comparison.json`."""
     if not any(judged.qrels.values()):
         raise DataError(f"{name}: expected judgements of its queries, got none; set qrels=FILE")
     evaluations = {

@@ -111,7 +111,7 @@ def compress(cfg: DictConfig) -> None:
 
 
 def _check(cfg: DictConfig, path: Path, source: Path, scorer: Any) -> None:
-    """Refuse what can't be cut, before the long work.
+    """Check, before the long work, that the model can be cut.
 
     Args:
         cfg: The configuration.
@@ -168,13 +168,13 @@ def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: list[RankBatch
 
 
 def _heads(importances: list[Tensor], layers: list[int], share: float) -> list[list[int]]:
-    """Return the heads to keep in each layer of the model: a share of those in the kept layers, all in the others."""
+    """Return the heads to keep in each layer: a share of the heads of the kept layers, and all heads of the others."""
     kept = dict(zip(layers, kept_heads([importances[layer] for layer in layers], share), strict=True))
     return [kept.get(layer, list(range(len(part)))) for layer, part in enumerate(importances)]
 
 
 def _sample(collection: Collection, pairs: int) -> Collection:
-    """Return the collection with the first candidates of each query, so that there are `pairs` pairs in all."""
+    """Return the collection with `pairs` pairs in all: the first candidates of each query."""
     candidates = collection.candidates
     assert candidates is not None
     ids = candidates.query_ids[:pairs]

@@ -1,6 +1,6 @@
-"""`ranker evaluate`: measure a run file, or re-rank with a checkpoint and measure that.
+"""`ranker evaluate`: measure a run file, or re-rank with a checkpoint and measure the result.
 
-Measuring a run file needs no torch. The part that does is imported only for a checkpoint.
+Measuring a run file needs no torch. The code that needs torch is imported only for a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @one_run()
 def evaluate(cfg: DictConfig) -> None:
-    """Measure a run file, or re-rank a collection's candidates with a checkpoint and measure that."""
+    """Measure a run file, or re-rank a collection's candidates with a checkpoint and measure the result."""
     if cfg.run is not None:
         _evaluate_file(cfg)
         return

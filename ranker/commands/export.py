@@ -1,4 +1,4 @@
-"""`ranker export`: a trained model for other programs; it is kept if its scores are those of the original."""
+"""`ranker export`: write a trained model for other programs; keep it if its scores are those of the original."""
 
 from __future__ import annotations
 

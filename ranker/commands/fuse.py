@@ -48,7 +48,7 @@ def fuse(cfg: DictConfig) -> None:
 
 
 def _weights(cfg: DictConfig, count: int) -> list[float] | None:
-    """Return the weights of the configuration; None: none are given."""
+    """Return the weights of the configuration; None if none are given."""
     if cfg.weights is None:
         return None
     weights: Any = cfg.weights
@@ -56,7 +56,9 @@ def _weights(cfg: DictConfig, count: int) -> list[float] | None:
         isinstance(weight, (int, float)) and not isinstance(weight, bool) for weight in weights
     )
     if not numbers or len(weights) != count or not any(weights):
-        raise ConfigError(f"weights: expected {count} numbers, at least one above 0, as [0.7,0.3]; got {weights!r}")
+        raise ConfigError(
+            f"weights: expected {count} numbers, at least one above 0, such as [0.7,0.3]; got {weights!r}"
+        )
     if cfg.tune.qrels is not None:
         raise ConfigError(
             f"weights: expected null beside tune.qrels, which chooses them, got {weights!r}; leave it out"

@@ -21,7 +21,7 @@ from ranker.config.stored import resumed_runs
 from ranker.evaluation import pictures
 from ranker.training.checkpoint_files import LAST, to_resume_from
 from ranker.training.checkpointing import SaveLast
-from ranker.training.rerank_module import NonFiniteOptions
+from ranker.training.options import NonFiniteOptions
 from ranker.training.run_writer import write_json
 from ranker.training.sharding import is_sharded
 from ranker.training.throughput import Throughput

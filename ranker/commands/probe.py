@@ -31,8 +31,8 @@ from ranker.probing.state_cache import StateCache
 from ranker.probing.study import Study
 from ranker.probing.subject import Subject
 from ranker.probing.summary import summarise
-from ranker.probing.training import TrainingOptions
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.probing.training_options import TrainingOptions
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.training import dashboards
 from ranker.training.run_writer import write_json
 

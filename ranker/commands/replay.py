@@ -20,7 +20,7 @@ from ranker.config.targets import constructor_keys
 from ranker.errors import CheckpointError, NonFinite
 from ranker.passages.build import with_passages
 from ranker.training.nonfinite import read_dump
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 
 NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
 
@@ -32,8 +32,8 @@ def replay(dump: Path) -> tuple[float, float]:
         The step's loss and gradient norm.
 
     Raises:
-        CheckpointError: The folder is no stored step.
-        ConfigError: Its configuration, which may be someone else's, names something that a stored file may not name.
+        CheckpointError: The folder is not a stored step.
+        ConfigError: Its configuration has a value that is not allowed in a stored file, which may be someone else's.
     """
     step, weights, about = read_dump(dump)
     cfg = load_stored(dump / "config.yaml")
@@ -89,7 +89,7 @@ def main() -> None:
     """Repeat the step in the folder `sys.argv[1]`; print its loss and gradient norm beside those of the training.
 
     Raises:
-        CheckpointError: The folder is no stored step, or the repeated step is finite.
+        CheckpointError: The folder is not a stored step, or the repeated step is finite.
     """
     if len(sys.argv) != 2:
         raise CheckpointError(

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @one_run()
 def rerank(cfg: DictConfig) -> None:
-    """Re-rank the run of `run=`, or what standard input holds.
+    """Re-rank the run of `run=`, or the lines of standard input.
 
     Raises:
         RankerError: The checkpoint, a file or a line is wrong.
@@ -90,7 +90,7 @@ def _rerank_file(cfg: DictConfig) -> None:
 
 
 def _answer(reranker: Reranker, request: Any, number: int, top_k: int | None) -> dict[str, Any]:
-    """Return the answer to one line; what it has beside query, docs and top_k comes back."""
+    """Return the answer to one line; it repeats the keys of the line except docs and top_k."""
     where = f"standard input:{number}"
     if not isinstance(request, dict) or not isinstance(request.get("query"), str):
         raise DataError(f'{where}: expected a JSON object with "query" and "docs", got {request!r:.200}')

@@ -30,20 +30,11 @@ from ranker.errors import ConfigError
 from ranker.evaluation.explanation import explained_pair, write_explanation
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.models.interface import is_bi_encoder
-from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
+from ranker.retrieval.engines import bm25_engines, check_late, index_of, vector_engines
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.pipeline import (
-    EncodeOptions,
-    bm25_engines,
-    check_late,
-    encode_sets,
-    in_words,
-    index_of,
-    mine_set,
-    search_set,
-    vector_engines,
-)
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, mine_set, search_set
 from ranker.retrieval.search import Engine, LateOptions
 from ranker.retrieval.sparse_search import Reranking
 from ranker.training.run_writer import write_json
@@ -134,7 +125,7 @@ def _index(cfg: DictConfig) -> Any:
 
 
 class _Compared(NamedTuple):
-    """A set, the run that its own is compared with, and the candidates that are ranked instead of all docs."""
+    """A set, the baseline of its run, and the candidates that are ranked instead of all docs."""
 
     collection: Collection
     baseline: Run | None

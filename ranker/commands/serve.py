@@ -55,7 +55,7 @@ def serve(cfg: DictConfig) -> None:
 
 
 def _token(cfg: DictConfig) -> bytes | None:
-    """Return the token that requests need; None: they need none."""
+    """Return the token that requests need; None if they need no token."""
     if cfg.token_env is not None and cfg.token_file is not None:
         raise ConfigError("token_env, token_file: expected one of them, got both")
     if cfg.token_env is not None:
@@ -77,7 +77,7 @@ def _token(cfg: DictConfig) -> bytes | None:
 
 
 def _load(cfg: DictConfig) -> Model:
-    """Load the model; in the thread that runs it, so that the server answers meanwhile."""
+    """Load the model; called in the thread that runs it, so that the server can answer in the meantime."""
     from ranker.assembly.reranker import Reranker
     from ranker.serving.interface import require_finite
     from ranker.serving.model import RerankerModel

@@ -30,7 +30,8 @@ from ranker.evaluation.report import write_evaluation
 from ranker.export._adapter import has_adapters
 from ranker.models.dpr import DPR
 from ranker.retrieval.encode import Device
-from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, index_of, open_index, search_set
+from ranker.retrieval.engines import index_of, open_index
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, search_set
 from ranker.retrieval.search import VectorEngine
 from ranker.retrieval.shortened import Shortened
 from ranker.retrieval.vector_store import VectorStore
@@ -45,7 +46,7 @@ def sizes(cfg: DictConfig) -> None:
     """Encode the docs once for each number of layers, search at each size, and write runs, a table and a picture.
 
     Raises:
-        RankerError: An option is wrong, or the checkpoint is no dpr model.
+        RankerError: An option is wrong, or the checkpoint is not a dpr model.
     """
     quiet_libraries()
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
@@ -117,7 +118,7 @@ def sizes(cfg: DictConfig) -> None:
 
 
 def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: DictConfig, limits: TextLimits) -> None:
-    """Write the model of some lower layers and first numbers, which reads texts of the same lengths.
+    """Write a model with some lower layers and first dimensions; it truncates texts as the whole model does.
 
     Args:
         folder: The new folder.
@@ -139,7 +140,7 @@ def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: Dict
 
 
 def _numbers(key: str, given: Any, trained: Any, largest: int) -> list[int]:
-    """Return the chosen layers or sizes, ascending; by default those of the training and the largest."""
+    """Return the chosen layers or sizes, ascending; by default those of the training, and the largest one."""
     chosen = given if given is not None else [*(trained or ()), largest]
     numbers = sorted({int(number) for number in chosen})
     if not numbers or not 1 <= numbers[0] <= numbers[-1] <= largest:

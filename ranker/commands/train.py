@@ -33,7 +33,8 @@ from ranker.models.interface import Scorer
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
-from ranker.training.rerank_module import NonFiniteOptions, RerankModule
+from ranker.training.options import NonFiniteOptions
+from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.sharding import is_sharded
 from ranker.training.soundness import check_scores
@@ -87,7 +88,7 @@ def train(cfg: DictConfig) -> float | None:
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     tested: dict[str, dict[str, Any]] = {}
     page = Report(cfg)
-    if not pruned:  # a training that a sweep gave up is not tested
+    if not pruned:  # a training that a sweep pruned is not tested
         with last.ends_at_sigterm(trainer):
             tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth, report=page)
     objective = float(best.best_model_score) if best.best_model_score is not None else None

@@ -8,11 +8,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.config import trainer, values
+from ranker.config import trainer, value_checks
 from ranker.config.environment import environment_faults
 from ranker.config.groups import group_faults, is_set, missing_keys, schema_of, unknown_keys
 from ranker.config.rules import rule_faults
 from ranker.config.targets import is_trusted, target_faults, untrusted
+from ranker.config.text_keys import text_faults
 from ranker.errors import ConfigError, shorten
 
 
@@ -34,8 +35,8 @@ def check(cfg: DictConfig) -> None:
         *target_faults(cfg),
         *_model_faults(cfg, rules),
         *trainer.faults_of(cfg),
-        *values.text_faults(cfg),
-        *values.faults_of(cfg, () if rules is None else tuple(f"model.{key}" for key in rules.KEYS)),
+        *text_faults(cfg),
+        *value_checks.faults_of(cfg, () if rules is None else tuple(f"model.{key}" for key in rules.KEYS)),
         *rule_faults(cfg),
         *environment_faults(cfg),
     ]

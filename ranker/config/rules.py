@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from ranker.config import group_sizes
+from ranker.config import command_rules, data_rules, group_sizes
 from ranker.config.groups import is_set
-from ranker.config.paths import READER
 from ranker.config.sets import sets_of, source_nodes, suite_of
-from ranker.config.signatures import attribute_of, parameters_of
-from ranker.config.targets import PASSED, is_trusted
-from ranker.errors import ConfigError, did_you_mean
-
-SUITE = ("folder", "sets")  # keys of a suite
+from ranker.config.signatures import attribute_of
+from ranker.config.targets import is_trusted
+from ranker.errors import ConfigError
 
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
     sizes = (group_sizes.faults_of, _losses, _shared_prefix, _passages, _words, _numbers)
-    shape = (_distillation, _exits, _data, _mix, _measures, _evaluation)
-    commands = (_suite, _teachers, _reranking, _merging, _pretraining)
+    shape = (_distillation, _exits, data_rules.source_faults, data_rules.mix_faults, _measures)
+    commands = (
+        command_rules.evaluation_faults,
+        data_rules.suite_faults,
+        command_rules.teacher_faults,
+        command_rules.reranking_faults,
+        command_rules.merging_faults,
+        command_rules.pretraining_faults,
+    )
     rules = (*sizes, *shape, *commands)
     return [fault for rule in rules for fault in rule(cfg)]
 
@@ -85,79 +89,6 @@ def _numbers(cfg: DictConfig) -> list[str]:
     return faults
 
 
-def _data(cfg: DictConfig) -> list[str]:
-    """Keys of every source, and those that a mix has in its sets only."""
-    return [fault for path, node in source_nodes(cfg).items() for fault in _source(path, node)]
-
-
-def _mix(cfg: DictConfig) -> list[str]:
-    """What a mix of sets needs."""
-    sets = sets_of(cfg.data) if is_set(cfg, "data") else {}
-    if not sets:
-        return []
-    if "loss" not in cfg and "qrels" not in cfg:
-        return [f"data: expected a single set for this command, got a mix ({', '.join(sets)}); choose another source"]
-    faults = [
-        f"data.{key}: expected it in a set of the mix, got {cfg.data[key]!r}; set +data.sets.NAME.{key}=..."
-        for key in ("negatives", "teacher", "random_negatives")
-        if cfg.data.get(key)
-    ]
-    if all(node.get("weight", 1) == 0 for node in sets.values()):
-        faults.append("data.sets: expected a weight above 0 for at least one set, got 0 for all")
-    model = cfg.get("model") or {}
-    if OmegaConf.select(cfg, "mining.every") is not None:
-        faults.append("mining.every: expected null with a mix of sets, got a number; set data.sets.NAME.negatives")
-    if "heads" in model:
-        faults.append("data: expected a single set with model=multitask, got a mix; choose another source or model")
-    if "doc_penalty" in model and cfg.data.get("batches") == "mixed":
-        faults.append("data.batches: expected one_set with penalties, which are of one set's texts, got mixed")
-    negatives = model.get("in_batch_negatives", False)
-    taught = any(node.get("teacher") for node in sets.values())
-    if (negatives or (negatives is None and not taught)) and cfg.data.get("batches") == "mixed":
-        faults.append(
-            "data.batches: expected one_set with in-batch negatives, which come from one set, got mixed; or set "
-            "model.in_batch_negatives=false"
-        )
-    return faults
-
-
-def _source(path: str, node: DictConfig) -> list[str]:
-    """Values of the keys that every source has.
-
-    Args:
-        path: Dotted path of the source's node.
-        node: The node.
-    """
-    faults = []
-    if node.get("teacher") and node.get("random_negatives"):
-        faults.append(
-            f"{path}.random_negatives: expected false beside {path}.teacher, since random docs have no teacher's score"
-        )
-    drop = node.get("drop_query_docs", "auto")
-    if drop not in ("auto", True, False):
-        faults.append(f"{path}.drop_query_docs: expected auto, true or false; got {drop!r}")
-    options = node.get("first_stage")
-    if options is None:
-        return faults
-    if not isinstance(options, DictConfig):
-        return [
-            *faults,
-            f"{path}.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; "
-            f"got {options!r}",
-        ]
-    known = {
-        key: value
-        for key, value in (parameters_of("ranker.retrieval.bm25.BM25") or {}).items()
-        if key not in (*PASSED["model"], "threads")
-    }
-    for key in map(str, options):
-        if key not in known:
-            faults.append(f"{path}.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
-        elif fault := known[key].fault(options[key]):
-            faults.append(f"{path}.first_stage.{key}: {fault}")
-    return faults
-
-
 def _measures(cfg: DictConfig) -> list[str]:
     """Check the names of measures, and that each monitored value is one that the training logs."""
     if "measures" not in cfg:
@@ -194,116 +125,6 @@ def _monitored(cfg: DictConfig) -> dict[str, Any]:
             # where the class allows no null, the check of its signature reports it
             monitored[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")
     return monitored
-
-
-def _evaluation(cfg: DictConfig) -> list[str]:
-    """What evaluate.py needs: a run file with its judgements, or a checkpoint."""
-    if "qrels" not in cfg or "run" not in cfg:
-        return []
-    faults = []
-    if (cfg.run is None) == (cfg.checkpoint is None):
-        faults.append(
-            "run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got "
-            + ("both" if cfg.run else "neither")
-        )
-    if cfg.run is not None and cfg.qrels is None:
-        faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
-    if cfg.run is not None and cfg.orders > 1:
-        faults.append(f"orders: expected 1 with run=, whose scores are given, got {cfg.orders}; set checkpoint=")
-    for key, least in (("window", 2), ("stride", 1)):
-        value = cfg.lists[key]
-        if not (value is None or value == "auto" or (isinstance(value, int) and value >= least)):
-            faults.append(f"lists.{key}: expected auto, null or at least {least}; got {value!r}")
-    if cfg.run is not None and cfg.length_buckets is not None:
-        faults.append("length_buckets: expected none with run=, which has no texts of docs; set checkpoint= or null")
-    return faults
-
-
-def _suite(cfg: DictConfig) -> list[str]:
-    """A suite: its keys, the sets that it lists, and the keys that are for one set only."""
-    suite = cfg.get("suite") if is_set(cfg, "suite") else None
-    if suite is None:
-        return []
-    if not isinstance(suite, DictConfig) or not isinstance(suite.get("sets"), DictConfig) or not suite.sets:
-        return [f"suite: expected the name of a file in conf/suite/, which lists sets; got {suite!r}"]
-    faults = [f"suite.{key}: unknown key{did_you_mean(key, SUITE)}" for key in map(str, suite) if key not in SUITE]
-    faults += [
-        f"suite.sets.{name!s}: expected keys and values of a file in conf/data/, got {node!r}"
-        for name, node in suite.sets.items()
-        if not isinstance(node, DictConfig) or not isinstance(node.get("_target_"), str)
-    ]
-    if "loss" in cfg:  # a training validates on the suite
-        return faults
-    used = {"run": None, "data": None, "candidates": None, "add_positives": False, "split": "test"}
-    return faults + [
-        f"{key}: expected none beside suite=, whose sets have their own, got {cfg[key]!r}"
-        for key, unused in used.items()
-        if cfg[key] != unused
-    ]
-
-
-def _teachers(cfg: DictConfig) -> list[str]:
-    """`teacher` of `ranker label`: a path, or a list of paths."""
-    if not is_set(cfg, "teacher"):
-        return []
-    value: Any = cfg.get("teacher")
-    if value == READER:
-        return [
-            f"reader.{key}: expected {what} with teacher=reader, got null"
-            for key, what in (("name", "a folder or a name on the hub"), ("answers", "a file of query ids and answers"))
-            if not cfg.reader.get(key)
-        ]
-    paths = list(value) if isinstance(value, ListConfig) else [value]
-    if paths and all(isinstance(path, str) and path for path in paths):
-        return []
-    return [f"teacher: expected a run folder, a model folder, a TREC run, or a list of these; got {value!r}"]
-
-
-def _reranking(cfg: DictConfig) -> list[str]:
-    """What `ranker rerank` needs beside `run`: the texts of its ids."""
-    if "top_k" not in cfg or cfg.run is None:
-        return []
-    return [
-        f"{key}: expected the file with the {key} of run={cfg.run}, got none; set {key}=FILE"
-        for key in ("queries", "docs")
-        if cfg.get(key) is None
-    ]
-
-
-def _merging(cfg: DictConfig) -> list[str]:
-    """`runs` and `shares` of `ranker merge`."""
-    if "shares" not in cfg or not is_set(cfg, "runs"):
-        return []
-    runs, shares = cfg.runs, cfg.shares
-    faults = []
-    if not isinstance(runs, ListConfig) or len(runs) < 2 or not all(isinstance(run, str) and run for run in runs):
-        faults.append(f"runs: expected a list of at least two folders, runs=[A,B]; got {runs!r}")
-    if shares is not None and (
-        not isinstance(shares, ListConfig)
-        or not all(isinstance(share, (int, float)) and 0 <= share < float("inf") for share in shares)
-        or not any(shares)
-        or (isinstance(runs, ListConfig) and len(shares) != len(runs))
-    ):
-        faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
-    if shares is not None and OmegaConf.select(cfg, "tune.measure") is not None:
-        faults.append(f"shares: expected null with tune.measure, which searches them, got {shares!r}")
-    if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
-        faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
-    return faults
-
-
-def _pretraining(cfg: DictConfig) -> list[str]:
-    """What `ranker pretrain` starts from: an encoder, whose weights are all trained, or a run that it continues."""
-    if "objective" not in cfg:
-        return []
-    faults = []
-    if OmegaConf.select(cfg, "encoder.lora") is not None:
-        faults.append("encoder.lora: expected null, since a pretraining trains all weights of the encoder")
-    if cfg.get("checkpoint") is not None and not cfg.get("resume"):
-        faults.append(
-            f"checkpoint: expected resume=true beside it, got false; encoder.name={cfg.checkpoint} starts from a model"
-        )
-    return faults
 
 
 def _passages(cfg: DictConfig) -> list[str]:

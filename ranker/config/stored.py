@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ranker.config.groups import GROUPS, unknown_keys
 from ranker.config.roots import root_of
 from ranker.config.targets import target_faults, untrusted
-from ranker.config.values import text_faults
+from ranker.config.text_keys import text_faults
 from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError
 from ranker.files import leads_out, verify_folder

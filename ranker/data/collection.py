@@ -51,6 +51,20 @@ class Docs(Protocol):
         ...
 
 
+def known_docs(docs: Docs, ids: np.ndarray) -> np.ndarray:
+    """Return which ids are those of docs, bool [ids]; at once for docs that have a method `known` for it.
+
+    Args:
+        docs: The docs.
+        ids: UTF-8 in a bytes array [ids].
+    """
+    known = getattr(docs, "known", None)
+    if known is not None:
+        found: np.ndarray = known(ids)
+        return found
+    return np.array([doc_id.decode() in docs for doc_id in ids], dtype=bool)
+
+
 def add_to_digest(digest: hashlib.blake2b, doc: Doc) -> None:
     """Add one doc to a corpus fingerprint.
 

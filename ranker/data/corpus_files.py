@@ -17,6 +17,7 @@ import numpy as np
 
 from ranker.data.collection import Doc, add_to_digest
 from ranker.data.parsing import check_id, parse_json, shown
+from ranker.data.separated import SortedIds
 from ranker.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     ...     list(read_lines(path))
     [(1, '7\tsay "hi'), (3, '8\tone\u2028two')]
     """
-    with _open(path) as stream:
+    with opened(path) as stream:
         for number, raw in _numbered(stream, path):
             if raw.strip():
                 yield number, _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), path, number)
@@ -116,14 +117,12 @@ class JsonlDocs:
                 f'{path}: expected lines like {{"id": "d1", "text": "..."}}, got an empty file; write the docs there'
             )
         self._starts, self._ends = np.frombuffer(starts, dtype=np.int64), np.frombuffer(ends, dtype=np.int64)
-        unsorted_ids = np.array(ids, dtype=np.bytes_)
-        self._order = np.argsort(unsorted_ids, kind="stable").astype(np.int32)
-        self._sorted_ids = unsorted_ids[self._order]
+        self._ids = SortedIds(np.array(ids, dtype=np.bytes_))
         self._refuse_repeated_ids()
         self.fingerprint = digest.hexdigest()
 
     def _read(self) -> bytes | mmap.mmap:
-        with _open(self.path) as stream:
+        with opened(self.path) as stream:
             if isinstance(stream, gzip.GzipFile):
                 try:
                     data = stream.read()
@@ -139,25 +138,15 @@ class JsonlDocs:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if stream.seek(0, io.SEEK_END) else b""
 
     def _refuse_repeated_ids(self) -> None:
-        repeats = np.flatnonzero(self._sorted_ids[1:] == self._sorted_ids[:-1])
-        if len(repeats):
-            rows = self._order[[repeats[0], repeats[0] + 1]]
-            first, second = (self._data[: self._starts[row]].count(b"\n") + 1 for row in rows)
-            doc_id = self._sorted_ids[repeats[0]].decode()
+        if self._ids.repeat is not None:
+            first, second = (self._data[: self._starts[row]].count(b"\n") + 1 for row in self._ids.repeat)
+            doc_id = self._doc(self._ids.repeat[0]).doc_id
             raise DataError(
                 f"{self.path}:{second}: expected each doc id once, got {doc_id!r} here and in line {first}; remove one"
             )
 
     def _doc(self, row: int) -> Doc:
         return _parse_doc(self._data[self._starts[row] : self._ends[row]].decode(), f"{self.path}, doc {row + 1}")
-
-    def _row(self, doc_id: object) -> int:
-        """Return the number of a doc in the file, -1 if the file does not have it."""
-        key = doc_id.encode("utf-8", "surrogatepass") if isinstance(doc_id, str) else b""
-        # The search key is truncated to the width of the ids, since otherwise NumPy would widen all ids. The comparison
-        # below uses the whole key
-        place = int(np.searchsorted(self._sorted_ids, np.array(key, dtype=self._sorted_ids.dtype)))
-        return int(self._order[place]) if key and place < len(self._order) and self._sorted_ids[place] == key else -1
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -166,12 +155,16 @@ class JsonlDocs:
         return (self._doc(row) for row in range(len(self)))
 
     def __getitem__(self, doc_id: str) -> Doc:
-        if (row := self._row(doc_id)) < 0:
+        if (row := self._ids.row(doc_id)) < 0:
             raise KeyError(doc_id)
         return self._doc(row)
 
     def __contains__(self, doc_id: object) -> bool:
-        return self._row(doc_id) >= 0
+        return self._ids.row(doc_id) >= 0
+
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        """Return which ids, UTF-8 in a bytes array [ids], are those of docs, bool [ids]."""
+        return self._ids.known(ids)
 
 
 def _is_packed(path: Path) -> bool:
@@ -192,7 +185,12 @@ def check_regular(path: Path) -> None:
         )
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """Open a file for reading bytes, unpacked if its content is gzip's.
+
+    Raises:
+        DataError: It cannot be opened, or is no regular file.
+    """
     if path.exists():
         check_regular(path)
     try:

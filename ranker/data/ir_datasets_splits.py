@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ranker.data.collection import Collection, Splits
+from ranker.data.collection import Collection, Docs, Splits
 from ranker.data.ir_datasets_reader import (
     DocPairs,
-    IrDatasetsDocs,
     alone,
+    docs_of,
     load_dataset,
     qrels_of,
     readable,
@@ -98,7 +98,7 @@ class SplitReader:
     split_seed: int
 
     def __post_init__(self) -> None:
-        self._docs: dict[str, IrDatasetsDocs] = {}
+        self._docs: dict[str, Docs] = {}
         self.test = [self.test] if isinstance(self.test, str) else list(self.test)
         if len(set(self.test)) < len(self.test):
             raise ConfigError(f"data.test: expected each id once, got {self.test}; remove the repeat")
@@ -244,12 +244,12 @@ class SplitReader:
             drop_query_docs=queries_are_docs(dataset_id),
         )
 
-    def _docs_of(self, dataset_id: str) -> IrDatasetsDocs:
+    def _docs_of(self, dataset_id: str) -> Docs:
         import ir_datasets
 
         corpus_id = ir_datasets.docs_parent_id(dataset_id)
         if corpus_id not in self._docs:
-            self._docs[corpus_id] = IrDatasetsDocs(corpus_id)
+            self._docs[corpus_id] = docs_of(corpus_id)
         return self._docs[corpus_id]
 
     def _relevance(self, dataset_id: str) -> int:

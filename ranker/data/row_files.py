@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import glob
 import gzip
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,25 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ranker.data.corpus_files import check_regular, read_lines
+from ranker.data.corpus_files import read_lines
 from ranker.data.parsing import parse_json, shown
+from ranker.data.row_paths import EXTRA, kind_of
 from ranker.errors import DataError
-from ranker.files import leads_out
 
 CHUNK = 2048  # rows that are read at a time
 MAX_FIELD = 2**31 - 1  # characters of a CSV field; the module's default is 131,072
-KINDS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".ipc": "arrow",
-    ".feather": "arrow",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
-_EXTRA = "pip install -e '.[rows]'"
 
 
 @dataclass(frozen=True)
@@ -55,104 +41,6 @@ class Rows:
         """Return the start of a message: file, row and column."""
         place = f"{self.path}:{self.numbers[row]}" if self.text else f"{self.path}: row {self.numbers[row]}"
         return f"{place}: column {column!r}"
-
-
-def find_files(names: str | list[str], key: str, split: str) -> list[Path]:
-    """Return the files behind names: files, globs, folders that `datasets` saved, or names of the hub.
-
-    Args:
-        names: One name or several. `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT` is a data set of the hub if it has no
-            known ending and no such file exists; its files are downloaded by the package `datasets`.
-        key: Config key, for messages.
-        split: Split to take where a folder or a data set of the hub has several.
-
-    Raises:
-        DataError: There is no such file, or it has no known ending, or a package is missing.
-    """
-    paths: list[Path] = []
-    for name in [names] if isinstance(names, str) else names:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            found = _saved_files(path, split)
-        elif path.exists():
-            found = [path]
-        elif glob.has_magic(name):
-            found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - absolute patterns, too
-        elif kind_of(path) is None and not name.startswith(("/", ".", "~")):
-            found = _hub_files(name, key, split)
-        else:
-            found = []
-        if not found:
-            raise DataError(f"{key}: expected files, got {name!r}, which matches none; check the path")
-        paths += found
-    for path in paths:
-        check_regular(path)
-        if kind_of(path) is None:
-            raise DataError(
-                f"{key}: expected files that end in {', '.join(KINDS)} (or .gz after a text file's), "
-                f"got {str(path)!r}; rename or convert it"
-            )
-    return paths
-
-
-def kind_of(path: Path) -> str | None:
-    """Return the format of a file by its ending, without `.gz`; None for an unknown one."""
-    packed = path.suffix == ".gz"
-    kind = KINDS.get(Path(path.stem).suffix.lower() if packed else path.suffix.lower())
-    return None if packed and kind in ("parquet", "arrow") else kind
-
-
-def _saved_files(folder: Path, split: str) -> list[Path]:
-    """Return the files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
-    if (folder / "dataset_dict.json").is_file():
-        names = {"train": ["train"], "val": ["validation", "val", "dev"], "test": ["test"]}.get(split, [split])
-        known = _json(folder / "dataset_dict.json").get("splits", [])
-        chosen = next((name for name in names if name in known), None)
-        if chosen is None or leads_out(str(chosen)):
-            raise DataError(
-                f"{folder}: expected the split {names[0]}, got {', '.join(map(str, known)) or 'none'}; "
-                "name the folder of one split"
-            )
-        folder = folder / chosen
-    if not (folder / "state.json").is_file():
-        raise DataError(
-            f"{folder}: expected a folder that `datasets` saved (with state.json), got another; name its files, as "
-            f"'{folder}/*.parquet'"
-        )
-    files = [str(part.get("filename")) for part in _json(folder / "state.json").get("_data_files", [])]
-    if any(leads_out(name) for name in files):
-        raise DataError(f"{folder / 'state.json'}: expected files inside the folder, got {files}; save it again")
-    return [folder / name for name in files]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: expected JSON, got {error}; save the data set again") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected a JSON object, got {shown(content)}; save the data set again")
-    return content
-
-
-def _hub_files(name: str, key: str, split: str) -> list[Path]:
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            f"{key}: expected a file, got {name!r}, which does not exist; as the name of a data set on the hub it "
-            f"needs the package datasets: {_EXTRA}"
-        ) from None
-    parts = name.split(":")
-    config, chosen = (parts[1] if len(parts) > 2 else None), (parts[-1] if len(parts) > 1 else split)
-    try:
-        loaded = datasets.load_dataset(parts[0], config, split="validation" if chosen == "val" else chosen)
-    except Exception as error:  # of many classes: no network, no such name, no such split
-        raise DataError(
-            f"{key}: expected a file or the name of a data set on the hub, got {name!r} "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); check the name"
-        ) from error
-    return [Path(part["filename"]) for part in loaded.cache_files]
 
 
 def read_columns(path: Path) -> list[str]:
@@ -250,7 +138,7 @@ def _arrow_errors(path: Path) -> Iterator[Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{path}: expected the package pyarrow to read this file, got none; run {_EXTRA}") from None
+        raise DataError(f"{path}: expected the package pyarrow to read this file, got none; run {EXTRA}") from None
     try:
         yield pyarrow
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:

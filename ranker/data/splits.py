@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranker.data.collection import Collection, Splits
+from ranker.data.collection import Collection, Splits, known_docs
 from ranker.data.trec import line_with
 from ranker.errors import DataError
 
@@ -75,6 +75,15 @@ class TriplesWithout:
 
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
         return (triple for triple in self.triples if triple[0] not in self.held_out)
+
+    def id_arrays(self) -> Iterator[tuple[np.ndarray, ...]] | None:
+        """Return the triples' ids in blocks of arrays, if `triples` can."""
+        blocks = getattr(self.triples, "id_arrays", lambda: None)()
+        held_out = np.array([query_id.encode() for query_id in self.held_out] or [b""], dtype=np.bytes_)
+        if blocks is None:
+            return None
+        kept = ((block, ~np.isin(block[0], held_out)) for block in blocks)
+        return (tuple(ids[mask] for ids in block) for block, mask in kept)
 
 
 def take_queries(collection: Collection, query_ids: Iterable[str], name: str) -> Collection:
@@ -183,12 +192,14 @@ def check_candidates(collection: Collection, where: str) -> None:
     if without:
         log.warning("%s: %d of %d queries of %s have no candidates, such as %r; all measures are 0 for them",
                     where, len(without), len(collection.queries), collection.name, without[0])  # fmt: skip
-    for doc_id in np.unique(np.concatenate([candidates.ids(query_id) for query_id in collection.queries])):
-        if doc_id.decode() not in collection.docs:
-            raise DataError(
-                f"{_located(where, doc_id.decode())}: expected candidates from the collection, got the unknown doc id "
-                f"{doc_id.decode()!r}; use the run that belongs to these docs, or candidates=bm25"
-            )
+    doc_ids = np.unique(np.concatenate([candidates.ids(query_id) for query_id in collection.queries]))
+    unknown = doc_ids[~known_docs(collection.docs, doc_ids)]
+    if len(unknown):
+        doc_id = unknown[0].decode()
+        raise DataError(
+            f"{_located(where, doc_id)}: expected candidates from the collection, got the unknown doc id {doc_id!r}; "
+            "use the run that belongs to these docs, or candidates=bm25"
+        )
 
 
 def check_disjoint(splits: Splits) -> None:

@@ -1,4 +1,4 @@
-"""Training triples as rows of the token stores, in a memory-mapped file that all processes and later runs share."""
+"""Training triples: groups of two docs, and the memory-mapped file of store rows that all processes and runs share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,39 @@ from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import map_array
 from ranker.errors import DataError
 from ranker.files import checksum, remove_partial, verify, write_whole
+from ranker.hashing import digest
 
 log = logging.getLogger(__name__)
 
 _ROW = 3 * 4  # bytes of a triple
+
+
+class TripleGroups:
+    """One group per training triple (query, more relevant doc, less relevant doc); nothing is drawn.
+
+    Args:
+        rows: Query row and the two docs' rows of each triple, int32 [triples, 3]; may be a mapped file.
+    """
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.query_rows, self._docs = rows[:, 0], rows[:, 1:]
+
+    def __len__(self) -> int:
+        return len(self.query_rows)
+
+    def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002
+        """Return the triples' doc rows [groups, 2] and labels 1, 0; a triple is the same in every epoch."""
+        rows = self._docs[groups].astype(np.int64)
+        return rows, np.tile(np.array([1.0, 0.0], dtype=np.float32), (len(groups), 1))
+
+    def fingerprint(self) -> str:
+        """Return the number of triples and a hash of every n-th triple.
+
+        n is the number of triples divided by 10,000, rounded down, and at least 1. A large file is not hashed as a
+        whole, because it may be larger than memory.
+        """
+        every = max(1, len(self) // 10_000)
+        return f"{len(self)} {digest(self.query_rows[::every], self._docs[::every])}"
 
 
 def triple_rows(
@@ -65,6 +94,11 @@ def triple_rows(
 def _looked_up(
     triples: Iterable[tuple[str, str, str]], queries: TokenStore, docs: TokenStore, chunk: int
 ) -> Iterator[np.ndarray]:
+    blocks = getattr(triples, "id_arrays", lambda: None)()
+    if blocks is not None:
+        for query_ids, more, less in blocks:
+            yield np.stack([queries.rows(query_ids), docs.rows(more), docs.rows(less)], axis=1).astype("<i4")
+        return
     remaining = iter(triples)
     while part := list(islice(remaining, chunk)):
         query_ids, more, less = zip(*part, strict=True)

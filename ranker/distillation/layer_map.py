@@ -16,8 +16,8 @@ def layer_map(
     """Return the number of the teacher's layer, from 1, for each layer of the student.
 
     Args:
-        kind: `uniform`: evenly spaced layers, with the last one; `last`: the last layers; `auto`: layers chosen from
-            the probing report, see `by_change`; or the numbers of the layers.
+        kind: `uniform`: evenly spaced layers, among them the last one; `last`: the last layers; `auto`: layers chosen
+            from the probing report, see `by_change`; or a list of layer numbers.
         student: Number of layers of the student.
         teacher: Number of layers of the teacher.
         profile: For `auto`, from the probing report: task -> layer -> compression.
@@ -52,8 +52,8 @@ def by_change(profile: Mapping[str, Mapping[int, float]], student: int, teacher:
     """Return layers of the teacher such that the probing results change equally from one of them to the next.
 
     The change at a layer is |its compression - the compression of the layer below|, divided by the task's range over
-    all layers, and summed over tasks. Chosen layer j of J is the first at which the sum of changes, from layer 1 on,
-    reaches j / J of the total. The last chosen layer is the teacher's last one.
+    all layers, and summed over tasks. Of J chosen layers, the j-th is the first layer at which the sum of changes from
+    layer 1 on reaches j / J of the total. The last chosen layer is the teacher's last one.
 
     Args:
         profile: Task -> layer -> compression; layer 0 is the embeddings.

@@ -27,8 +27,7 @@ class Layers:
         labels: Weight of `loss=` on the labels.
         scores: Weight of the squared error of scores.
         states: Weight of the squared error of hidden states, embeddings included (TinyBERT, Jiao et al., 2020,
-            arXiv:1909.10351, equations 8 and 9). If the hidden sizes differ, a linear
-            map for each layer is trained.
+            arXiv:1909.10351, equations 8 and 9). If the hidden sizes differ, a linear map for each layer is trained.
         attention: Weight of the Kullback-Leibler divergence of attention distributions (MobileBERT, Sun et al., 2020,
             arXiv:2004.02984, section 3.4).
 

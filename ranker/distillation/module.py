@@ -16,7 +16,8 @@ from ranker.losses._groups import mean_in_groups
 from ranker.losses.mse import MSE
 from ranker.models.interface import Scorer
 from ranker.probing.profile import read_profile
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Loss, RankBatch, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class DistillationModule(RerankModule):
         super().__init__(scorer, measures, loss, optimization, nonfinite)
         check_fit(scorer, teacher, options.attention > 0)
         self.options = options
-        self._teacher: tuple[Any] = (teacher.eval().requires_grad_(False),)  # in a tuple: no submodule
+        self._teacher: tuple[Any] = (teacher.eval().requires_grad_(False),)  # in a tuple, so it is not a submodule
         profile = None if options.layers != "auto" else read_profile(str(options.report), "distill.report")
         self.layers = layer_map(options.layers, scorer.encoder.num_layers, teacher.encoder.num_layers, profile)
         log.info("distillation: the student's layers learn from layers %s of the teacher", self.layers)

@@ -46,7 +46,7 @@ def check_fit(student: Any, teacher: Any, attention: bool) -> None:
         attention: Whether attention distributions are compared.
 
     Raises:
-        ConfigError: They do not fit.
+        ConfigError: Student and teacher can't be compared.
     """
     for name, scorer in {"teacher": teacher, "student": student}.items():
         if scorer.reads != "pairs" or not hasattr(scorer, "read") or getattr(scorer, "reads_lists", False):

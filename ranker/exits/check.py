@@ -33,7 +33,7 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
     entries: list[Any] = exits if isinstance(exits, list) else [exits]
     numbers = [entry for entry in entries if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 1]
     if not entries or len(numbers) < len(entries) or numbers != sorted(set(numbers)):
-        return [f"model.exits: expected middle, auto, or rising layers from 1, as [2,4]; got {exits!r}"]
+        return [f"model.exits: expected middle, auto, or rising layers from 1, such as [2,4]; got {exits!r}"]
     layers = encoder.get("layers")
     if isinstance(layers, int) and numbers[-1] >= layers:
         return [f"model.exits: expected layers below the last, {layers}, got {numbers[-1]}"]
@@ -49,9 +49,9 @@ def fill_in(cfg: Any) -> None:
 def early_layer(profile: Mapping[str, Mapping[int, float]]) -> int:
     """Return the lowest layer that encodes nearly as much as the best one, over all tasks.
 
-    The value of a layer is its compression divided by the task's highest one, averaged over tasks. Candidates are the
-    layers from 1 up to the last but one. The lowest candidate with at least `NEARLY` of the highest value is returned;
-    if there is none, the middle layer.
+    The value of a layer is its compression divided by the task's highest compression, averaged over tasks. Candidates
+    are all layers from 1 on except the last one. The lowest candidate whose value is at least `NEARLY` times the
+    highest value is returned; if there is none, the middle layer.
 
     Args:
         profile: Task -> layer -> compression; layer 0 is the embeddings.

@@ -35,7 +35,7 @@ class EarlyExit(MonoBERT):
         encoder: The encoder.
         head: The last layer's head, see `MonoBERT`.
         pooling: Input of the last layer's head, see `MonoBERT`; the early heads pool in the same way.
-        pooler: See `MonoBERT`; early heads have none.
+        pooler: See `MonoBERT`; early heads have no pooler.
         num_labels: Outputs of each head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before each head.
         exits: Number of a layer with an early head, from 1 to the last but one; or several, ascending; or `middle`.
@@ -85,7 +85,7 @@ class EarlyExit(MonoBERT):
             nn.init.zeros_(linear.bias)
 
     def leave(self, exit: int | None = None, margin: float | None = None, center: float | None = None) -> None:
-        """Set at which layer pairs exit in evaluation, see `EarlyExit`.
+        """Set the rule by which pairs exit in evaluation, see `EarlyExit`.
 
         Args:
             exit: The layer for all pairs; None: decided by `margin`, or the last layer.
@@ -192,7 +192,7 @@ class EarlyExit(MonoBERT):
             if resumes and bool(leaves.any()):
                 part, tokens = _rows(part, torch.nonzero(~sure)[:, 0])
                 states = self.encoder.layers(part, Begin(layer, known[0].index_select(0, tokens)))
-                number = layer - 1  # the next states that the iterator yields are those of this layer again
+                number = layer - 1  # the new iterator yields the states of this layer once more
         raise AssertionError("unreachable")
 
     # the folder

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ranker.errors import ConfigError
 from ranker.exits.early_exit import EarlyExit
 from ranker.losses.mse import MSE
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Loss, RankBatch
 
 
@@ -20,7 +21,8 @@ class ExitTraining:
     """How early heads are trained.
 
     Args:
-        trunk: Whether their gradient also trains the encoder. If not, encoder and last head train as without them.
+        trunk: Whether the gradient of early heads also trains the encoder. If False, the encoder and the last head are
+            trained as without early heads.
         weight: Weight of the mean loss of the early heads; the last layer's loss has weight 1.
         distilled: Share of an early head's loss that is the squared error to the last layer's score (self-distillation,
             as in FastBERT, Liu et al., 2020, arXiv:2004.02178); the rest is the loss on the labels.
@@ -89,7 +91,7 @@ class EarlyExitModule(RerankModule):
         return [parameter for parameter in self.parameters() if id(parameter) not in early]
 
     def clip(self) -> Tensor:
-        """Clip gradients. With `trunk=False`, early heads have their own norm and leave the encoder's step as is."""
+        """Clip gradients; with `trunk=False`, those of early heads separately, so they don't affect the encoder."""
         if self.options.trunk:
             return super().clip()
         early = self.clip_part(self._early)

@@ -1,4 +1,4 @@
-"""Folders of adapters: peft's two files, and beside them what else was trained and the prompt.
+"""Folders of adapters: peft's two files, all other trained weights, and the prompt.
 
 `adapter_config.json` and `adapter_model.safetensors` are those of peft, so `PeftModel.from_pretrained` puts them on the
 base. `trained.safetensors` holds the other trained weights, such as a linear head. The base is not in the folder.
@@ -30,7 +30,7 @@ def has_adapters(scorer: Any) -> bool:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a folder is one that `write` wrote."""
+    """Whether `write` wrote a folder."""
     return (folder / ADAPTER).is_file() and (folder / BASE).is_file()
 
 
@@ -63,10 +63,10 @@ def write(folder: Path, scorer: Any, base: str, max_tokens: int) -> None:
 
 
 def read(folder: Path, scorer: Any) -> None:
-    """Load what `write` wrote into a scorer that was built on the base as in the training.
+    """Load a folder that `write` wrote into a scorer that was built on the base of the training.
 
     Raises:
-        CheckpointError: The base is another one, or the weights do not fit.
+        CheckpointError: The scorer has another base, or the weights do not fit.
     """
     check_base(folder, scorer.encoder)
     load_adapter(scorer.encoder.model, folder)
@@ -80,10 +80,10 @@ def read(folder: Path, scorer: Any) -> None:
 
 
 def check_base(folder: Path, encoder: nn.Module) -> None:
-    """Refuse an adapter whose base has other weights.
+    """Check that an encoder has the weights of an adapter's base.
 
     Raises:
-        CheckpointError: It has.
+        CheckpointError: It has other weights.
     """
     stored = read_object(folder / BASE).get("fingerprint")
     if stored not in (None, base_fingerprint(encoder)):

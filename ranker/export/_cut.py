@@ -97,7 +97,7 @@ def units_of(config: Any) -> tuple[str, int]:
     """Return the name and value of the number of feed-forward units in a configuration.
 
     Raises:
-        CheckpointError: It has none of the known names.
+        CheckpointError: The configuration has none of the known names.
     """
     for name in UNITS:
         value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
@@ -120,7 +120,7 @@ def cut(
         target: The new folder; nothing may exist there.
         layers: Indices of the layers to keep, ascending.
         units: Indices of the units to keep in each layer of the source [kept]; None: all.
-        heads: Numbers of the attention heads to keep in each layer of the source, among those that it has; None: all.
+        heads: Indices of the attention heads to keep in each layer of the source, among its remaining heads; None: all.
 
     Raises:
         CheckpointError: The folder has no single file of weights, or another number of layers or units.
@@ -168,7 +168,7 @@ def _renumbered(weights: dict[str, Tensor], total: int, layers: Sequence[int]) -
 
 
 def _cut_units(name: str, tensor: Tensor, size: int, total: int, units: Sequence[Tensor]) -> Tensor:
-    """Return a weight with the kept units of its layer; other weights as they are.
+    """Return a weight with the kept units of its layer; weights without units are returned unchanged.
 
     In the weights that compute the units, the first dimension is `size`, or 2 * `size` if the matrix also contains a
     gate (then the same units are kept in both halves). In the weight that reads the units, the second dimension is
@@ -190,7 +190,7 @@ def _cut_units(name: str, tensor: Tensor, size: int, total: int, units: Sequence
 def _cut_heads(
     weights: dict[str, Tensor], content: dict[str, Any], kept: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Tensor], dict[int, list[int]]]:
-    """Return the weights without the other heads of each layer, and all heads that the original model had beside."""
+    """Return the weights of the kept heads, and the heads that each layer of the original model has lost in all."""
     total, size = len(kept), content["hidden_size"] // content["num_attention_heads"]
     before, removed, rows = removed_heads(content), {}, {}
     for layer, heads in enumerate(kept):

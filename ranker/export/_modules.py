@@ -168,7 +168,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     """Write a transformer, its tokenizer and sentence_bert_config.json.
 
     Args:
-        folder: Made if missing.
+        folder: The folder; it is created if missing.
         encoder: The encoder.
         max_tokens: Maximum number of tokens per text, including special tokens.
         extra: More keys of sentence_bert_config.json.
@@ -189,8 +189,8 @@ def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right:
         folder: The folder.
         encoder: The encoder.
         max_tokens: Longest row, special tokens included; stored with the tokenizer.
-        pads_right: Whether other programs are to pad on the right, where queries are extended, too; if not, they pad on
-            the tokenizer's own side.
+        pads_right: Whether other programs are to pad on the right, where queries are also extended. If False, they pad
+            on the tokenizer's own side.
     """
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
@@ -209,7 +209,8 @@ def read_dense(module: StoredModule) -> tuple[nn.Linear, nn.Module]:
     """Read a Dense module: its linear layer and its activation, Tanh if its configuration names none.
 
     Raises:
-        CheckpointError: It has a residual or no weights, or its activation is not a class of torch.nn without weights.
+        CheckpointError: The module has a residual or no weights, or its activation is not a torch.nn class without
+            weights.
     """
     if module.config.get("use_residual"):
         raise CheckpointError(f"{module.folder}: use_residual: expected a Dense without a residual, got one with it")
@@ -278,7 +279,7 @@ def write_dense(folder: Path, linear: nn.Linear, activation: nn.Module, extra: M
 
 
 def write_norm(folder: Path, norm: nn.LayerNorm) -> None:
-    """Write a LayerNorm module; that library's has a bias, which is 0 where the layer has none."""
+    """Write a LayerNorm module. The module of sentence-transformers has a bias, which is 0 if the layer has none."""
     write_json(folder / "config.json", {"dimension": norm.normalized_shape[0]})
     bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
     weights = {"norm.weight": norm.weight, "norm.bias": bias}

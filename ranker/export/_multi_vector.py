@@ -1,4 +1,4 @@
-"""A model with a vector per token, as its folders hold it."""
+"""A model with a vector per token, in the form in which folders store it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MultiVectorModel:
         attend_to_expansion: Whether other tokens attend to the expansion.
         cut_queries: Whether longer queries are cut to `query_length`.
         skiplist: Words of docs that have no vectors.
-        lengths: `query_length`, `document_length` and `max_seq_length`, as far as the folder gives them; for reading.
-        add_markers: Whether the prompts become special tokens of the tokenizer; for reading.
+        lengths: `query_length`, `document_length` and `max_seq_length`, if the folder has them; set only by reading.
+        add_markers: Whether the prompts become special tokens of the tokenizer; set only by reading.
     """
 
     encoder: Encoder

@@ -7,7 +7,7 @@ from typing import Any
 from ranker.errors import CheckpointError
 from ranker.export._modules import StoredModule
 
-# pooling: that library's name of it (the key `pooling_mode`, since 5.7), and its older key
+# pooling -> the name in sentence-transformers (value of `pooling_mode`, since 5.7), and the older key
 POOLING_NAMES = {
     "cls": ("cls", "pooling_mode_cls_token"),
     "mean": ("mean", "pooling_mode_mean_tokens"),
@@ -30,10 +30,10 @@ def pooling_config(dim: int, pooling: str, pools_prompt: bool = True) -> dict[st
 
 
 def read_pooling(module: StoredModule) -> str:
-    """Return the pooling that a configuration names, in the library's older or newer form; it takes mean if none is on.
+    """Return the pooling of a configuration, in sentence-transformers' older or newer form; `mean` if it names none.
 
     Raises:
-        CheckpointError: It names another pooling, or several, which that library concatenates.
+        CheckpointError: It names an unknown pooling, or several, which sentence-transformers concatenates.
     """
     config = module.config
     if "pooling_mode" in config:

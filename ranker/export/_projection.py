@@ -18,7 +18,7 @@ def dense_layers(projection: nn.Sequential | None) -> Iterator[tuple[nn.Linear, 
 
 
 def read_projection(modules: Iterable[StoredModule]) -> nn.Sequential | None:
-    """Read the Dense modules among the modules of a folder, in order; None: there are none.
+    """Read the Dense modules among the modules of a folder, in order; None if there are none.
 
     Raises:
         CheckpointError: See `read_dense`.
@@ -34,7 +34,7 @@ def write_projection(
 
     Args:
         folder: The model's folder.
-        first: Index of the first of them among the model's modules.
+        first: Index of the first Dense module among the model's modules.
         projection: The projection; None writes nothing.
         prefix: Start of the paths.
         extra: More keys of each config.json.

@@ -1,4 +1,4 @@
-"""The prompt of a cross-encoder, in `prompt.json` beside the weights; other programs have no place for a template."""
+"""The prompt of a cross-encoder, in `prompt.json` beside the weights; formats of other programs have no template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIRS = (("the river", "a sea"), ("7 a.", "(x) is 8?"), ("é-", "é's"), ("水",
 
 
 def write_prompt(folder: Path, prompt: str | None) -> None:
-    """Write a prompt, with its instruction and `{query}` and `{doc}` open; None writes nothing."""
+    """Write a prompt, in which the instruction is filled in, and `{query}` and `{doc}` are not; None writes nothing."""
     if prompt is not None:
         write_json(folder / FILE, {"prompt": prompt})
 
@@ -56,13 +56,13 @@ def as_prefix(encoder: Encoder, prompt: str) -> str | None:
 
 
 def trained_prompt(encoder: Encoder, wanted: str | None) -> str | None:
-    """Return the prompt that a scorer gets: the wanted one, else that of the weights' training.
+    """Return the prompt for a scorer: the configured one, else that of the training of its weights.
 
-    Another prompt than in training is reported.
+    A warning is logged if the prompt differs from that of the training.
 
     Args:
-        encoder: Its weights, or the adapter that was added to them, may be from a folder with a prompt.
-        wanted: The prompt that the configuration gives; None if it gives none.
+        encoder: The encoder; the folder of its weights, or of an added adapter, may have a prompt.
+        wanted: The configured prompt; None: the configuration has none.
     """
     source = encoder.adapter or encoder.source
     stored = None if source is None else read_prompt(Path(source))

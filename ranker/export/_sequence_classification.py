@@ -39,15 +39,15 @@ UNUSED = ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 
 def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
-    """Write config.json, model.safetensors and the tokenizer; return False, with nothing written, if no model fits.
+    """Write config.json, model.safetensors and the tokenizer. If no model fits, write nothing and return False.
 
     transformers' BERT and RoBERTa classifiers have a dense layer and tanh between the first token and the logits. A
     model without them is written with the dense layer `2^-12 I`, and its head is multiplied by `2^12`: for such small
     inputs tanh is the identity up to 1e-7, and powers of two scale without rounding. So other programs give the same
     scores, and `read` returns the same weights.
 
-    A tokenizer's files hold the maximum length of a pair, not those of query and doc. Other programs shorten the longer
-    text first. So they give the same scores for the pairs that `ranker.data.pair_cuts` says are cut alike.
+    A tokenizer's files have the maximum length of a pair, but not those of query and doc, and other programs shorten
+    the longer text first. So they give the same scores only for pairs that `ranker.data.pair_cuts` describes.
 
     Args:
         folder: Where to write.
@@ -67,7 +67,7 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
 
 
 def fits(model: Classifier) -> bool:
-    """Whether transformers has a sequence classification model that computes the same: see `write`."""
+    """Whether transformers has a sequence classification model that computes the same scores, see `write`."""
     if isinstance(model.head, NativeHead):
         return True
     return model.pooling == "cls" and family_of(model.encoder.config).classifier is not None
@@ -111,8 +111,8 @@ def read(folder: Path, execution: Execution) -> Classifier:
     """Read a sequence classification model with 1 or 2 labels.
 
     Raises:
-        CheckpointError: The folder has no trained head, or one of another size; a weight is missing, or one is there
-            that the model does not have.
+        CheckpointError: The folder has no trained head, or a head of another size; a weight is missing, or the folder
+            has a weight that the model does not have.
     """
     if (folder / HEAD_FILE).is_file():
         return _read_apart(folder, execution)
@@ -166,7 +166,7 @@ def read(folder: Path, execution: Execution) -> Classifier:
 
 
 def _class_of(config: PretrainedConfig) -> Any:
-    """Return the class that reads and builds a classifier, also one whose encoder lacks attention heads."""
+    """Return the class that reads and builds a classifier, also if attention heads of its encoder were removed."""
     if not removed_heads(config):
         return AutoModelForSequenceClassification
     return with_fewer_heads(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)], config)
@@ -178,7 +178,7 @@ def is_classifier(config: PretrainedConfig) -> bool:
 
 
 def _read_apart(folder: Path, execution: Execution) -> Classifier:
-    """Read an encoder with the head in a file beside it, the form of this program's first versions."""
+    """Read an encoder whose head is in a separate file, as this program's first versions wrote it."""
     with safe_open(folder / HEAD_FILE, "pt") as stored:
         metadata, state = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     has_dense = "pooler.0.weight" in state

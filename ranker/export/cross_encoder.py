@@ -1,8 +1,8 @@
 """Cross-encoders as sentence-transformers writes them since version 6: modules.json and a folder per module.
 
-Four forms are read: a sequence classification model alone; Transformer, Pooling and one or two Dense, of which the
-last gives the scores; the same with a LayerNorm between the two (the head of ModernBERT's own classifier); a causal
-language model with LogitScore (the logit of a word, or the difference of two).
+Four forms are read: a sequence classification model alone; Transformer, Pooling and one or two Dense modules, of which
+the last gives the scores; the same with a LayerNorm between the two (the head of ModernBERT's classifier); a causal
+language model with LogitScore (the logit of a word, or the difference of two logits).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write(folder: Path, model: Classifier, max_tokens: int, prefix: str | None =
 
     Args:
         folder: Where to write.
-        model: The model; its head is a linear layer, or a family's own that `norm_head` knows.
+        model: The model; its head is a linear layer, or a native head that `norm_head` recognises.
         max_tokens: Longest pair, special tokens included; stored with the tokenizer.
         prefix: Text before each query, see `ranker.export._prompt.as_prefix`; rows have no segments then. None: none.
     """
@@ -89,7 +89,7 @@ def write(folder: Path, model: Classifier, max_tokens: int, prefix: str | None =
     classes = [f"sentence_transformers.models.{name}" for name in names]
     modules = [{"idx": i, "name": str(i), "path": paths[i], "type": classes[i]} for i in range(len(paths))]
     write_json(folder / MODULES, modules)
-    # with the default activation, that library would put a sigmoid on the scores
+    # with the default activation, sentence-transformers would put a sigmoid on the scores
     settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": {}, "activation_fn": IDENTITY}
     if prefix is not None:
         settings |= {"prompts": {"query": prefix}, "default_prompt_name": "query"}
@@ -101,9 +101,9 @@ def write(folder: Path, model: Classifier, max_tokens: int, prefix: str | None =
 
 
 def norm_head(model: Classifier) -> tuple[nn.Linear, nn.LayerNorm, nn.Linear] | None:
-    """Return the layers of a family's own head if it is dense, GELU, norm and output layer, as ModernBERT's.
+    """Return the layers of a native head if it consists of dense, GELU, norm and output layer, as ModernBERT's.
 
-    None for other heads, and where the norm or the activation is not the one that sentence-transformers' modules have.
+    None for other heads, or if sentence-transformers' modules have another norm or activation.
     """
     if not isinstance(model.head, NativeHead):
         return None
@@ -121,7 +121,7 @@ def read(folder: Path, execution: Execution) -> Classifier:
     """Read a folder of one of the four forms.
 
     Raises:
-        CheckpointError: It has another module, or a head of more than two labels.
+        CheckpointError: The folder has another module, or a head of more than two labels.
     """
     modules = read_modules(folder)["query"]
     if len(modules) == 1:
@@ -133,7 +133,7 @@ def read(folder: Path, execution: Execution) -> Classifier:
 
 
 def read_head(folder: Path, encoder: Encoder) -> Classifier | None:
-    """Read the head of a folder beside an encoder that has its weights; None for a folder without such a head.
+    """Read the head of the folder from which an encoder was loaded; None for a folder without such a head.
 
     Raises:
         CheckpointError: The folder has a module that this program does not have.
@@ -194,10 +194,10 @@ def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) ->
 
 
 def initial_head(encoder: Encoder, dropout: float = 0.0) -> Classifier | None:
-    """Return the trained head that lies beside an encoder's weights; None if there is none that fits, which is logged.
+    """Return the trained head in the folder of an encoder's weights; None, with a line in the log, if none fits.
 
     Args:
-        encoder: An encoder, just loaded; `Encoder.source` says from where.
+        encoder: An encoder that was just loaded; `Encoder.source` is its folder or hub id.
         dropout: Dropout rate in the head.
     """
     if encoder.source is None:

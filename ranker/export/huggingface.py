@@ -13,6 +13,6 @@ read, write = sequence_classification.read, sequence_classification.write
 
 
 def recognises(folder: Path) -> bool:
-    """Whether a folder holds a single transformers model, a reranker or not; `read` refuses one without a head."""
+    """Whether a folder has a single transformers model; `read` refuses it if it is not a reranker."""
     others = (has_modules, is_stanford, is_masked_lm, language_model.recognises, sequence_to_sequence.recognises)
     return (folder / "config.json").is_file() and not any(test(folder) for test in others)

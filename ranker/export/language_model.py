@@ -36,7 +36,7 @@ def recognises(folder: Path) -> bool:
 
 
 def stored_head(encoder: Encoder) -> nn.Linear | None:
-    """Return the trained linear head beside an encoder's weights or adapter; None if there is none of one label."""
+    """Return the trained linear head beside an encoder's weights or adapter; None if there is none with one label."""
     if encoder.adapter is not None:
         stored = adapter_weights(encoder.model, Path(encoder.adapter))
         found = [value for name, value in stored.items() if ".lora_" not in name and value.shape == (1, encoder.dim)]
@@ -81,10 +81,10 @@ def write(
         head: Its head.
         max_tokens: Longest row; stored with the tokenizer.
         prompt: The template, with its instruction.
-        words: The words of a relevant and of another doc.
+        words: The words for a relevant doc and for a doc that is not relevant.
 
     Raises:
-        CheckpointError: transformers has no classifier of the family, for a linear head.
+        CheckpointError: The head is linear, and transformers has no classifier of the family.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(head, WordHead):
@@ -103,10 +103,10 @@ def write_classifier(folder: Path, encoder: Encoder, weight: Tensor) -> None:
     Args:
         folder: Where to write.
         encoder: The encoder.
-        weight: The head [1, dim]; for two words the difference of their rows.
+        weight: The head [1, dim]; for two words, the difference of their rows of the output matrix.
 
     Raises:
-        CheckpointError: transformers has none of the family.
+        CheckpointError: transformers has no such model of the family.
     """
     if not has_native_head(encoder.config):
         raise CheckpointError(
@@ -123,7 +123,7 @@ def write_weights(folder: Path, encoder: Encoder, auto_class: Any, head: dict[st
         folder: Where to write.
         encoder: The encoder.
         auto_class: `AutoModelForCausalLM` or `AutoModelForSequenceClassification`.
-        head: Weights outside of the encoder by name; of a classifier its only one, under an empty name.
+        head: Weights outside of the encoder, by name; for a classifier, its only such weight, with an empty name.
     """
     config = copy.deepcopy(encoder.config)
     config._attn_implementation = None

@@ -97,7 +97,7 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
         encoder,
         projection,
         similarity="cosine" if "Normalize" in by_name else "dot",
-        # used as they are: where the folder's tokenizer cuts a marker into pieces, that library does so, too
+        # markers are used as they are: if the folder's tokenizer splits a marker, sentence-transformers splits it, too
         query_prompt=prompts.get("query") or "",
         doc_prompt=prompts.get("document") or "",
         query_length=expansion["length"] if expansion else 0,

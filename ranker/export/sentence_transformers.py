@@ -47,7 +47,7 @@ class Side:
     Args:
         encoder: The encoder.
         projection: Linear layers after pooling, each followed by its activation; None: there are none.
-        lengths: `query_length`, `document_length` and `max_seq_length`, as far as the folder gives them; for reading.
+        lengths: `query_length`, `document_length` and `max_seq_length`, if the folder has them; set only by reading.
     """
 
     encoder: Encoder
@@ -90,7 +90,7 @@ class SingleVectorModel:
 def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tokens: int | None = None) -> None:
     """Write a folder that sentence-transformers loads; a Router holds two encoders if the model is not tied.
 
-    The temperature goes to `scorer.json`, which that library ignores.
+    The temperature is written to `scorer.json`, which sentence-transformers ignores.
 
     Args:
         folder: Where to write.
@@ -180,10 +180,10 @@ def read(folder: Path, execution: Execution) -> SingleVectorModel:
 
 
 def parts_beside_encoder(folder: Path) -> dict[str, str]:
-    """Return what a folder of that library, of whatever model type, has beside an encoder, in words.
+    """Describe the parts beside the encoder in a folder of sentence-transformers, of any model type.
 
     Returns:
-        What each part is, by its name: `pooling`, `Dense`, `Normalize`, `prompts`, and other modules by their class.
+        Name of the part (`pooling`, `Dense`, `Normalize`, `prompts`, or the class of another module) -> description.
         Empty for other folders.
     """
     if not has_modules(folder):

@@ -1,7 +1,7 @@
 """Sequence-to-sequence models as rerankers: transformers' `ForConditionalGeneration` of T5's families.
 
 `mono_t5.json` beside the weights holds the words, `prompt.json` the prompt. The score is the difference of two words'
-logits, or the logit of one, at the decoder's first step over the filled prompt, which is tokenized as one text.
+logits, or the logit of one word, at the decoder's first step over the filled prompt, which is tokenized as one text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write(
         head: The decoder and the output matrix.
         max_tokens: Longest row; stored with the tokenizer.
         prompt: The template, with its instruction.
-        words: The words of a relevant and of another doc.
+        words: The words for a relevant doc and for a doc that is not relevant.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = whole_config(encoder)
@@ -55,7 +55,7 @@ def write(
         whole.lm_head.weight = torch.nn.Parameter(torch.empty_like(whole.lm_head.weight))
     dtype = encoder.model.dtype
     whole.save_pretrained(folder, state_dict={name: value.to(dtype).contiguous() for name, value in state.items()})
-    if not head.tied:  # as older versions of the library read it; newer ones compare the weights
+    if not head.tied:  # older versions of transformers read this key; newer ones compare the weights
         path = folder / "config.json"
         write_json(path, read_object(path) | {"tie_word_embeddings": False})
     write_tokenizer(folder, encoder, max_tokens)
@@ -67,10 +67,10 @@ def read(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
     """Read a folder that `write` or transformers wrote.
 
     Returns:
-        The encoder, and the other arguments of `MonoT5`; of a folder of transformers only those that it has.
+        The encoder, and the other arguments of `MonoT5`; for a folder of transformers, only those that it defines.
 
     Raises:
-        CheckpointError: The folder has other words than `write` writes, or no prompt.
+        CheckpointError: The folder lacks a word or the prompt, or has another key.
     """
     stored = read_object(folder / OWN_FILE)
     if stored and (sorted(stored) != ["false_word", "true_word"] or read_prompt(folder) is None):

@@ -1,7 +1,7 @@
 """Folders of sentence-transformers' sparse encoders: Transformer with a masked language model, SpladePooling.
 
 Queries without an encoder have a SparseStaticEmbedding in a Router. A masked language model of transformers without
-modules.json is read as that library does: max pooling for queries and docs.
+modules.json is read as sentence-transformers reads it: with max pooling for queries and docs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLASSES = "sentence_transformers.sparse_encoder.modules"
 TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
 POOLING = f"{CLASSES}.splade_pooling.SpladePooling"
 STATIC = f"{CLASSES}.sparse_static_embedding.SparseStaticEmbedding"
-# what that library's Transformer needs to return the logits of all words
+# settings with which sentence-transformers' Transformer returns the logits of all words
 FILL_MASK = {
     "transformer_task": "fill-mask",
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
@@ -62,7 +62,7 @@ class Side:
     Args:
         encoder: The encoder.
         head: The head of its masked language model.
-        lengths: `query_length`, `document_length` and `max_seq_length`, as far as the folder gives them; for reading.
+        lengths: `query_length`, `document_length` and `max_seq_length`, if the folder has them; set only by reading.
     """
 
     encoder: Encoder
@@ -75,7 +75,7 @@ class SparseModel:
     """A sparse encoder.
 
     Args:
-        query: The encoder of queries; that of docs if queries have none.
+        query: The encoder of queries; if queries have no encoder, that of docs.
         doc: The encoder of docs; the same object if queries and docs share all weights.
         pooling: `max` or `sum`.
         activation: `relu` or `log1p_relu`.
@@ -157,7 +157,7 @@ def _write_static(folder: Path, model: SparseModel, max_query_tokens: int) -> li
     assert model.query_weights is not None
     place = folder / "query_0_SparseStaticEmbedding"
     place.mkdir(parents=True, exist_ok=True)
-    # that library adds no special tokens to such queries
+    # sentence-transformers adds no special tokens to such queries
     special = model.query.encoder.tokenizer.num_special_tokens_to_add(pair=False)
     write_tokenizer(place, model.query.encoder, max(1, max_query_tokens - special))
     write_json(place / "config.json", {"frozen": model.frozen})
@@ -225,5 +225,5 @@ def _read_side(folder: Path, execution: Execution) -> Side:
     encoder, lengths = read_encoder(folder, execution)
     encoder.source = str(folder)
     head = MaskedLMHead(encoder)
-    encoder.source = None  # as of all loaded models: its weights are saved with it
+    encoder.source = None  # as for all loaded models, because its weights are saved with the model
     return Side(encoder, head, lengths)

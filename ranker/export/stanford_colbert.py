@@ -26,7 +26,7 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: It is no such checkpoint, or it is for another similarity than cosine.
+        CheckpointError: The folder is not such a checkpoint, or has another similarity than cosine.
     """
     if not is_stanford(folder):
         raise CheckpointError(

@@ -30,7 +30,8 @@ def load(folder: str | Path, name: str | None = None, **options: Any) -> MtebEnc
         options: For `Reranker.load`.
 
     Returns:
-        A bi-encoder with one vector per text as `MtebEncoder`, which also searches; any other as `MtebCrossEncoder`.
+        `MtebEncoder`, which also searches, for a bi-encoder with one vector per text; `MtebCrossEncoder` for all
+        others.
     """
     reranker = Reranker.load(folder, **options)
     name = name or f"ranker/{Path(folder).expanduser().resolve().name}"
@@ -70,7 +71,7 @@ class MtebEncoder:
         name: `ORGANISATION/MODEL`.
 
     Raises:
-        CheckpointError: The model is no bi-encoder.
+        CheckpointError: The model is not a bi-encoder.
     """
 
     def __init__(self, reranker: Reranker, name: str) -> None:
@@ -78,16 +79,16 @@ class MtebEncoder:
         self.mteb_model_meta = _meta(reranker, name, embed_dim=scorer.dim, similarity_fn_name=scorer.similarity)
 
     def encode(self, inputs: Iterable[Any], *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
-        """Return a vector for each text, float32 [texts, dim]; those that are not docs are encoded as queries.
+        """Return a vector for each text, float32 [texts, dim]; texts that are not docs are encoded as queries.
 
         Args:
             inputs: Batches with texts under `text`.
-            prompt_type: Whether they are queries or docs.
+            prompt_type: Whether the texts are queries or docs.
         """
         return encode(self.reranker, _texts(inputs), are_queries=prompt_type != PromptType.document)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Return all inner products, [texts of the first, texts of the second]; vectors of a cosine have length 1."""
+        """Return all inner products, [first texts, second texts]; vectors of a cosine model have length 1."""
         return np.asarray(embeddings1) @ np.asarray(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
@@ -100,7 +101,7 @@ def _texts(batches: Iterable[Any]) -> list[str]:
 
 
 def _meta(reranker: Reranker, name: str, **facts: Any) -> ModelMeta:
-    """Return the description of a model; its revision changes with the weights, so that results are not mixed up."""
+    """Return the description of a model; its revision is a hash, so results of different models are not mixed up."""
     parameters = sum(parameter.numel() for parameter in reranker.scorer.parameters())
     values = {"name": name, "revision": scorer_hash(reranker.scorer), "n_parameters": parameters, **facts}
     return ModelMeta.create_empty(overwrites={**values, "framework": ["PyTorch"]})

@@ -23,12 +23,12 @@ from ranker.errors import DataError
 
 
 class RerankTransformer(pt.Transformer):
-    """Score the docs of a ranking anew: columns qid, query, docno and text; score and rank are replaced.
+    """Re-rank a ranking: read the columns qid, query, docno and text, and replace score and rank.
 
     Args:
         model: A loaded `Reranker`, or a folder that `Reranker.load` takes.
         text_field: The column with the docs' text.
-        options: For `Reranker.load`.
+        options: Options of `Reranker.load`.
     """
 
     def __init__(self, model: Reranker | str | Path, text_field: str = "text", **options: Any) -> None:
@@ -43,18 +43,18 @@ class RerankTransformer(pt.Transformer):
 
 
 class DenseRetriever(pt.Transformer):
-    """Search docs with a bi-encoder: columns qid and query in; docno, score, rank and text are added.
+    """Search docs with a bi-encoder: read the columns qid and query, and add docno, score, rank and text.
 
     Args:
         model: A loaded `Reranker`, or a folder that `Reranker.load` takes; DPR or ColBERT.
         docs: Mappings with `docno`, `text` and perhaps `title`; they are kept in memory.
         depth: Docs per query.
-        vectors: Folder of the docs' vectors, which is reused by later runs; None: in `cache_dir`.
+        vectors: Folder of the docs' vectors, which later runs use again; None: a folder in `cache_dir`.
         cache_dir: Folder of all caches.
         options: For `Reranker.load`.
 
     Raises:
-        DataError: A doc has no `docno` or `text`, or two have the same `docno`.
+        DataError: A doc has no `docno` or `text`, or two docs have the same `docno`.
     """
 
     def __init__(

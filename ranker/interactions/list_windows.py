@@ -10,7 +10,7 @@ import numpy as np
 from ranker.errors import ConfigError
 
 MERGES = ("mean", "sliding")
-Part = tuple[int, np.ndarray]  # index of a list in the batch, and places of some of its docs in the list
+Part = tuple[int, np.ndarray]  # index of a list in the batch, and indices of some of its docs in the list
 ScoreParts = Callable[[Sequence[Part]], list[np.ndarray]]
 
 
@@ -19,7 +19,7 @@ class ListWindows:
     """How lists are divided into windows of docs that a model reads together at inference.
 
     Args:
-        size: Number of docs of a window; a list of up to this many is read whole. None: all lists are.
+        size: Number of docs of a window; a list of up to this many docs is read whole. None: all lists are read whole.
         stride: Number of docs between the starts of two windows; None: half of `size`.
         merge: `mean`: a doc's score is the mean of its scores in all windows that contain it. `sliding`: the window
             moves from the end of the list to its start; each window is sorted by its scores, so that its best docs are

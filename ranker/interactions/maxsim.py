@@ -19,7 +19,7 @@ class TextVectors(Movable):
 
     Args:
         values: All vectors, float32 (float64 in double precision) [vectors, dim].
-        counts: Number of vectors of each text, int64 [texts]; None: one each.
+        counts: Number of vectors of each text, int64 [texts]; None: each text has one.
     """
 
     values: Tensor
@@ -31,7 +31,7 @@ class TextVectors(Movable):
         return self.values.shape[0] if self.counts is None else self.counts.shape[0]
 
     def vector_indices(self, texts: Tensor) -> Tensor:
-        """Return where the vectors of chosen texts are in `values`, in the order of `texts`.
+        """Return the indices in `values` of the vectors of chosen texts, in the order of `texts`.
 
         Args:
             texts: Indices of the texts, int64 [texts].
@@ -80,7 +80,7 @@ def _has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
 
 
 def _by_kernel(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc_of: Tensor) -> Tensor:
-    """Compute MaxSim of pairs of a query and a doc, int64 [pairs] each; no similarity is in memory."""
+    """Compute MaxSim of pairs of a query and a doc, int64 [pairs] each, without similarities in memory."""
     from ranker.interactions.kernels.maxsim import maxsim  # needs Triton
 
     assert queries.counts is not None and docs.counts is not None

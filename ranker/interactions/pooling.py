@@ -69,7 +69,7 @@ class _Rows:
 
     @property
     def left_out(self) -> Tensor | None:
-        """Which tokens are not pooled, bool [tokens]; None: all are."""
+        """Which tokens are not pooled, bool [tokens]; None: all are pooled."""
         if self.batch.attended is None and not self.skipped:
             return None
         positions = self.positions
@@ -136,7 +136,7 @@ def sums_in_order(values: Tensor, lengths: Tensor) -> Tensor:
     """
     # segment_reduce would sum half precision in half precision
     values = values if values.dtype == torch.float64 else values.float()
-    # without `unsafe` it would wait for the device
+    # without `unsafe`, segment_reduce would wait for the device
     return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
 
 

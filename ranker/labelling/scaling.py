@@ -16,7 +16,7 @@ def scaled(scores: np.ndarray, offsets: np.ndarray, scaling: str) -> np.ndarray:
     """Scale the scores of each query.
 
     `zscore` subtracts the mean and divides by the standard deviation (of the population, ddof 0); `minmax` subtracts
-    the smallest and divides by the range. Where all scores of a query are equal, the result is 0.
+    the smallest and divides by the range. If all scores of a query are equal, the result is 0.
 
     Args:
         scores: [pairs].
@@ -60,9 +60,9 @@ def mean_of_teachers(teachers: Sequence[np.ndarray], offsets: np.ndarray, scalin
 def at_quantiles(scores: np.ndarray, offsets: np.ndarray, always: np.ndarray, count: int) -> np.ndarray:
     """Choose docs whose scores cover a teacher's whole range, instead of its best docs alone.
 
-    A query keeps its docs of `always`. m others fill it up to `count` docs: those at the quantiles 0,
-    1/(m - 1), ..., 1 of the scores (ranks are rounded). The idea of anchors at the
-    quantiles of a teacher's scores: arXiv:2604.04734, "Beyond Hard Negatives", 2026.
+    A query keeps its docs of `always`, and m others, so that it has `count` docs in all. The others are at the
+    quantiles 0, 1/(m - 1), ..., 1 of the scores (ranks are rounded). Anchors at the quantiles of a teacher's scores
+    were proposed in arXiv:2604.04734, "Beyond Hard Negatives", 2026.
 
     Args:
         scores: A teacher's scores [pairs].

@@ -36,7 +36,7 @@ def candidates_digest(candidates: Candidates) -> str:
 
 @dataclass(frozen=True)
 class ScoreShards:
-    """The scores of candidates in a folder, one file for each `shard_queries` queries.
+    """The scores of candidates in a folder, with one file per `shard_queries` queries.
 
     Args:
         folder: The folder; its name is a hash of everything that decides the scores (`open`).
@@ -58,7 +58,7 @@ class ScoreShards:
             root: Folder of all labels.
             candidates: The docs to score.
             shard_queries: Queries per shard.
-            description: What else decides the scores: weights, texts, lengths, precision.
+            description: Everything else that decides the scores: weights, texts, lengths, precision.
             name: The teacher's name, for people who read `labels.json`; the folder does not depend on it.
         """
         content = {
@@ -105,7 +105,7 @@ class ScoreShards:
         return found
 
     def write(self, shard: int, scores: np.ndarray) -> None:
-        """Write the scores of a shard, float32 [pairs]; the file appears whole or not at all."""
+        """Write the scores of a shard, float32 [pairs]; the file appears complete or not at all."""
         with write_whole(self.path(shard), binary=True) as file:
             np.savez(file, scores=scores.astype(np.float32))
 
@@ -141,8 +141,8 @@ def score_missing(
 ) -> int:
     """Score those shards of this process that are missing, and write each as soon as it is finished.
 
-    The batches of a shard hold its own pairs only, so that its scores are the same bits whichever process scores it,
-    and whichever shards are there already.
+    The batches of a shard have pairs of this shard only. So its scores have the same bits whichever process computes
+    them, and whichever shards already exist.
 
     Args:
         scorer: The teacher.

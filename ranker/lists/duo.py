@@ -120,7 +120,7 @@ class Duo(nn.Module):
         return grid.to(scores.dtype).index_copy(0, cells, scores).view(len(docs), width, width)
 
     def _pieces(self, texts: ListTexts, lists: np.ndarray, first: np.ndarray, second: np.ndarray) -> Pieces:
-        """Return the rows of some pairs. If they do not fit, docs are cut to half of the room, or to the rest."""
+        """Return the rows of some pairs. In a row that is too long, a doc gets at least half of the room for docs."""
         numbers = [texts.first_docs()[lists] + place for place in (first, second)]
         lengths = [texts.doc_lengths[doc] for doc in numbers]
         queries = texts.query_lengths[lists]

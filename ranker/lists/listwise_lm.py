@@ -138,7 +138,7 @@ class ListwiseLM(nn.Module):
         return to_grid(found.to(texts.tokens.device, torch.float64 if double else torch.float32), batch.doc_mask)
 
     def _parts(self, batch: RankBatch, texts: ListTexts) -> list[Part]:
-        """Return each list with the order of its docs; with `shuffle`, a random one in training."""
+        """Return each list with the order of its docs; in training with `shuffle`, the order is random."""
         orders = [np.arange(count) for count in texts.counts]
         if self.training and self.shuffle:
             seed = self.encoder.dropout_seed
@@ -154,7 +154,7 @@ class ListwiseLM(nn.Module):
 
         Args:
             texts: The texts of the batch.
-            parts: For each list (or window), the list's number and the places of its docs in the order of the row.
+            parts: For each list (or window), the list's number and the indices of its docs in the order of the row.
             row_ids: Id of each list's row within the step, on which dropout depends, int64 [lists]; None: no ids.
             apart: Whether the scores are in the order of `parts`; else they are in the order of the batch's docs.
 
@@ -213,7 +213,7 @@ class ListwiseLM(nn.Module):
         return [places[cut] for cut in cuts]
 
     def _pieces(self, texts: ListTexts, rows: Sequence[Part]) -> tuple[Pieces, np.ndarray, np.ndarray]:
-        """Return rows, and the numbers of the pieces that end docs [docs] and second queries [rows]."""
+        """Return rows, and the indices of the pieces at the end of docs [docs] and of second queries [rows]."""
         (begin, end), (begin_length, _) = texts.literal_starts, texts.literal_lengths
         first = texts.first_docs()
         starts, lengths, docs, queries, counts = [], [], [], [], []

@@ -123,7 +123,7 @@ def _check(encoder: Encoder) -> None:
     """Check that the rows of an encoder can attend to each other.
 
     Raises:
-        ConfigError: They can't.
+        ConfigError: The rows can't attend to each other.
     """
     if encoder.path not in PATHS:
         ragged = "encoder.ragged=true and " if not encoder.execution.ragged else ""

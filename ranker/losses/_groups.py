@@ -15,10 +15,12 @@ def require_positive(key: str, value: float) -> float:
     """Return `value` if it is a finite number above 0.
 
     Raises:
-        ConfigError: It is not; the message names `key`, its dotted configuration key.
+        ConfigError: It is not such a number; the message names `key`, the dotted configuration key.
     """
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{key}: expected a finite number above 0, got {value!r}; set {key} to such a number, as 1.0")
+        raise ConfigError(
+            f"{key}: expected a finite number above 0, got {value!r}; set {key} to such a number, for example 1.0"
+        )
     return value
 
 

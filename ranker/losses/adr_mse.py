@@ -14,8 +14,9 @@ class ADRMSE(nn.Module):
         \quad \hat r_i = 1 + \sum_{j \ne i} \frac{1}{1 + e^{\alpha (s_i - s_j)}}
 
     with :math:`r_i` the rank of doc i by descending label, from 1. Only the order of the labels counts. Docs with equal
-    labels share the mean of their ranks, which their smooth ranks reach at equal scores (the paper's teachers rank
-    without ties). A group with equal labels pulls the scores together; a group with no or one doc counts 0.
+    labels share the mean of their ranks; their smooth ranks reach this mean if their scores are equal (the paper's
+    teachers rank without ties). A group in which all labels are equal pulls the scores together; a group with no or one
+    doc counts 0.
 
     Source: Schlatt et al., "Rank-DistiLLM: Closing the Effectiveness Gap Between Cross-Encoders and LLMs for Passage
     Re-Ranking", arXiv:2405.07920, 2024.

@@ -21,8 +21,8 @@ class BCE(nn.Module):
 
     Args:
         max_label: The label m that means certainly relevant; labels are divided by it. Must be positive.
-        positive_weight: Weight w of the relevant part; if it is the number of negatives per positive, both parts weigh
-            the same. Must be positive.
+        positive_weight: Weight w of the relevant part; with w equal to the number of negatives per positive, both parts
+            have the same weight. Must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])

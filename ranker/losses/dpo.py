@@ -21,8 +21,8 @@ class DPO(nn.Module):
     Source: Rafailov et al., "Direct Preference Optimization", arXiv:2305.18290, equation 7.
 
     Args:
-        beta: Weight of the distance from the reference, in 1/score; must be positive. A small one lets the model move
-            far away.
+        beta: Weight of the distance from the reference, in 1/score; must be positive. A small value lets the model move
+            far from the reference.
 
     Attributes:
         against_reference: The training calls this loss with the scores minus the reference's.

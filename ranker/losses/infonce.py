@@ -17,9 +17,9 @@ class InfoNCE(nn.Module):
     .. math:: \ell_{each}(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0} -\log p_i, \quad
         \ell_{any}(s, y) = \mathrm{mean}_{groups} -\log \sum_{y_i > 0} p_i
 
-    `each` wants equal scores for all positives, `any` one high score. The loss `lce` compares each positive with the
-    negatives only. With one positive, `each`, `any` and `lce` are equal. A group without a positive or without a
-    negative counts 0.
+    `each` is lowest if all positives have equal, high scores; for `any`, one high score is enough. The loss `lce`
+    compares each positive with the negatives only. With one positive, `each`, `any` and `lce` are equal. A group
+    without a positive or without a negative counts 0.
 
     Source: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive Coding",
     arXiv:1807.03748, 2018; for several positives: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020

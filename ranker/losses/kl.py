@@ -13,9 +13,9 @@ class KL(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
         p = \mathrm{softmax}(y / \tau_y), \; q = \mathrm{softmax}(s / \tau)
 
-    The minimum, 0, is reached if :math:`s / \tau` and :math:`y / \tau_y` differ by a constant. A group with equal
-    labels counts too: it pulls the scores together. A group with no or one doc counts 0. The value is not multiplied by
-    :math:`\tau^2`.
+    The minimum, 0, is reached if :math:`s / \tau` and :math:`y / \tau_y` differ by a constant. A group in which all
+    labels are equal also counts: it pulls the scores together. A group with no or one doc counts 0. The value is not
+    multiplied by :math:`\tau^2`.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
 

@@ -23,9 +23,9 @@ class LambdaLoss(nn.Module):
         D(r) = \log_2(1 + r), \quad G_i = \frac{2^{y_i} - 1}{\max \mathrm{DCG@}k}
 
     :math:`\rho` is LambdaRank's weight, :math:`\delta` that of the tighter bound NDCG-Loss2; their weighted sum is
-    NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores still get different ranks, by ascending label. So
-    constant scores have a loss, and the order of the docs in the batch does not matter. Labels below 0 have gain 0. A
-    group without an ordered pair counts 0.
+    NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores get different ranks, by ascending label. So equal
+    scores of all docs have a loss above 0, and the order of the docs in the batch does not matter. Labels below 0 have
+    gain 0. A group without an ordered pair counts 0.
 
     Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 

@@ -14,7 +14,8 @@ class ListMLE(nn.Module):
 
     where the outer sum is over docs i for which another doc of the group has a lower label. With distinct labels this
     leaves out one doc only, whose term is 0. Docs with equal labels share a denominator (Breslow's rule for ties). With
-    one relevant doc and binary labels this is the softmax cross-entropy. A group with equal labels counts 0.
+    one relevant doc and binary labels this is the softmax cross-entropy. A group in which all labels are equal counts
+    0.
 
     Source: Xia et al., "Listwise Approach to Learning to Rank: Theory and Algorithm", ICML 2008; Breslow, "Covariance
     Analysis of Censored Survival Data", Biometrics 30, 1974 (ties).

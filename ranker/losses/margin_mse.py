@@ -20,7 +20,7 @@ class MarginMSE(nn.Module):
     Distillation", arXiv:2010.02666, 2020 (there one positive and one negative per query).
 
     Args:
-        pairs: `ordered`: every pair whose labels differ. `best`: only those with a doc of the group's highest label.
+        pairs: `ordered`: every pair whose labels differ. `best`: only pairs with a doc of the group's highest label.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([[8.0, 5.0]])

@@ -16,17 +16,17 @@ class MSE(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i (a s_i + b - y_i)^2
 
-    With a = 1 and b = 0, fixed, the student learns the teacher's scale and offset too. With `affine`, a and b are
-    trained with the model: the optimizer moves log a and b, so that a stays positive and the order of the scores that
-    of the mapped ones. The map belongs to the loss: scores of the model are not mapped. `margin_mse` and `kl` ignore
-    the offset. A group without docs counts 0. A group of a single doc counts too.
+    With fixed a = 1 and b = 0, the student also learns the teacher's scale and offset. With `affine`, a and b are
+    trained with the model. The optimizer updates log a and b, so that a stays positive and mapped scores have the order
+    of the scores. The map belongs to the loss: the model itself returns scores that are not mapped. `margin_mse` and
+    `kl` ignore the offset. A group without docs counts 0. A group of a single doc counts too.
 
     Source: Ba and Caruana, "Do Deep Nets Really Need to be Deep?", NIPS 2014 (regression to a teacher's logits).
 
     Args:
         affine: Whether a and b are trained.
-        scale: a, above 0; with `affine` its first value.
-        offset: b; with `affine` its first value.
+        scale: a, above 0; with `affine` its initial value.
+        offset: b; with `affine` its initial value.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([[8.0, 1.0]])
@@ -43,8 +43,10 @@ class MSE(nn.Module):
         super().__init__()
         self.scale, self.offset = require_positive("loss.scale", scale), offset
         if not math.isfinite(offset):
-            raise ConfigError(f"loss.offset: expected a finite number, got {offset!r}; set loss.offset to one, as 0.0")
-        # The names are those of the trained numbers: log a and b
+            raise ConfigError(
+                f"loss.offset: expected a finite number, got {offset!r}; set loss.offset to one, such as 0.0"
+            )
+        # The parameters are named after what is trained: log a and b
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale))) if affine else None
         self.shift = nn.Parameter(torch.tensor(float(offset))) if affine else None
 

@@ -16,8 +16,8 @@ class PListMLE(nn.Module):
 
     with n docs in the group and :math:`r_i` the rank of doc i by descending label, from 1. Sums over i are over docs
     for which another doc of the group has a lower label. Equal labels share a denominator and the mean of their ranks.
-    The weights of a group are normalised to the sum 1, which the paper does not do: without it a group of 30 docs would
-    weigh a million times as much as one of 10. A group with equal labels counts 0.
+    The weights of a group are normalised to the sum 1. The paper does not do this; without it, a group of 30 docs would
+    have a million times the weight of a group of 10. A group in which all labels are equal counts 0.
 
     Source: Lan et al., "Position-Aware ListMLE: A Sequential Learning Process for Ranking", UAI 2014.
 

@@ -30,7 +30,7 @@ class Reinforce(nn.Module):
 
     Args:
         samples: Rankings m that are drawn for each group, at least 2.
-        k: nDCG is that of the first k ranks; None: of all.
+        k: Number of first ranks over which nDCG is computed; None: all.
 
     Attributes:
         draws: The training passes the step's seed and the groups' ids.
@@ -46,7 +46,9 @@ class Reinforce(nn.Module):
         if samples < 2:
             raise ConfigError(f"loss.samples: expected at least 2, got {samples!r}; set loss.samples to such a number")
         if k is not None and k < 1:
-            raise ConfigError(f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set it so")
+            raise ConfigError(
+                f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set loss.k to one of these"
+            )
         self.samples, self.k = samples, k
 
     def forward(
@@ -77,7 +79,7 @@ class Reinforce(nn.Module):
         return (possible - rewards.mean(0) + expected - expected.detach()).mean()
 
     def _noise(self, scores: Tensor, labels: Tensor, doc_mask: Tensor, seed: int, group_ids: Tensor) -> Tensor:
-        """Return Gumbel noise [samples, batch, docs]; docs of the same score and label may exchange theirs."""
+        """Return Gumbel noise [samples, batch, docs]; docs with equal score and label may swap their noise."""
         by_score = scores.masked_fill(~doc_mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
         by_label = labels.gather(1, by_score).argsort(dim=1, descending=True, stable=True)
         order = by_score.gather(1, by_label)
@@ -102,5 +104,5 @@ def _log_probability(scores: Tensor, doc_mask: Tensor, orders: Tensor) -> Tensor
     real = doc_mask.expand_as(orders).gather(2, orders)  # real docs are first
     ordered = scores.expand_as(orders).gather(2, orders)
     logits = ordered.masked_fill(~real, torch.finfo(scores.dtype).min)
-    rest = logits.flip(2).logcumsumexp(2).flip(2)  # of the docs from each rank on
+    rest = logits.flip(2).logcumsumexp(2).flip(2)  # logsumexp over the docs from each rank on
     return (ordered - rest).masked_fill(~real, 0.0).sum(2)

@@ -1,4 +1,4 @@
-"""What DPR and ColBERT share: similarities, the projection's start, limits of texts."""
+"""Shared code of DPR and ColBERT: similarities, initial weights of projections, limits of texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
     """Check a value that yaml sets.
 
     Raises:
-        ConfigError: It is none of the choices.
+        ConfigError: The value is not one of the choices.
     """
     if value not in choices:
         raise ConfigError(f"{key}: expected one of {', '.join(choices)}; got {value!r}")
@@ -35,7 +35,7 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
 def new_projection(encoder: Encoder, size: int, bias: bool, activation: str = "identity") -> nn.Sequential:
     """Return a linear layer from states to vectors of `size`, and its activation.
 
-    Its weights start orthogonal: they keep angles as far as possible, so that training starts from the encoder's own
+    The initial weights are orthogonal. They keep angles as far as possible, so that training starts from the encoder's
     similarities.
 
     Args:
@@ -84,8 +84,8 @@ def text_limit(encoder: Encoder, lengths: Mapping[str, Any], key: str, template:
 
     Args:
         encoder: Its positions are the upper bound.
-        lengths: `query_length`, `document_length` and `max_seq_length` of a folder, as far as it gives them. Without
-            them the tokenizer's maximum counts.
+        lengths: `query_length`, `document_length` and `max_seq_length` of a folder, if it has them. Without them, the
+            tokenizer's maximum is used.
         key: `query_length` or `document_length`.
         template: The layout; its own maximum comes first.
     """

@@ -1,4 +1,4 @@
-"""ColBERT's markers and filling as tokens of a tokenizer, also of one whose vocabulary lacks them."""
+"""ColBERT's markers and expansion token, for any tokenizer; markers that its vocabulary lacks are added."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MARKER = re.compile(r"\[\S+\]|<\S+>")
 def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
     """Make each marker one special token of the tokenizer, so that no text contains it.
 
-    A marker of the vocabulary keeps its embedding. One in brackets that the vocabulary lacks, such as `[Q]`, is added
-    and gets an embedding: the mean of all (Hewitt, 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
-    Other markers are texts, cut into pieces. Nothing is drawn at random, so a run that is built again has the same
-    weights.
+    A marker of the vocabulary keeps its embedding. A marker in brackets that the vocabulary lacks, such as `[Q]`, is
+    added; its embedding is the mean of all (Hewitt, 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+    Other markers are texts of one or more tokens. Nothing is drawn at random, so a model that is built again has the
+    same weights.
 
     Args:
         encoder: Its tokenizer and its table of embeddings are changed.
@@ -62,8 +62,8 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
     log.info("markers %s: added to the vocabulary, with the mean of all embeddings", ", ".join(new))
 
 
-def filling(encoder: Encoder) -> int:
-    """Return the id of the token that fills queries: the mask token, else the one at the end of a text.
+def expansion_token(encoder: Encoder) -> int:
+    """Return the id of the token that extends queries: the mask token, or without one the token at the end of a text.
 
     sentence-transformers chooses the same (`query_expansion` with `token: null`).
 
@@ -78,9 +78,9 @@ def filling(encoder: Encoder) -> int:
         )
     if token_id >= rows:
         raise ConfigError(
-            f"model.query_length: expected 0, since the id {token_id} of the filling is outside the encoder's {rows} "
-            "embeddings"
+            f"model.query_length: expected 0, since the id {token_id} of the expansion token is outside the encoder's "
+            f"{rows} embeddings"
         )
     if tokenizer.mask_token_id is None:
-        log.info("model.query_length: no mask token, so queries are filled with %s", tokenizer.eos_token)
+        log.info("model.query_length: no mask token, so queries are extended with %s", tokenizer.eos_token)
     return int(token_id)

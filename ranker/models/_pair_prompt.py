@@ -1,9 +1,9 @@
 """Prompts for a query and a doc in one sequence: a template with `{instruction}`, `{query}` and `{doc}`.
 
-The tokens of a row are those of the whole prompt, tokenized at once. But texts are tokenized once, into token stores,
-and prompts change. So each literal of the prompt is cut where no token can reach over the cut: what touches a text is
-stored with the text, and the rest becomes special tokens of the layout. A text that is cut at its limit is followed by
-the tokens of the literal by itself.
+The tokens of a row are those of the whole prompt, tokenized at once. But texts are tokenized only once, into token
+stores, while prompts change. So each literal (the fixed text around the fields) is split where no token can span the
+split. The piece next to a text is stored together with the text, and the rest becomes special tokens of the layout. If
+a text is truncated, the literal after it has the tokens that it has by itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def filled(prompt: str, instruction: str, key: str = "model.prompt") -> str:
         key: Key of the configuration, for the message.
 
     Raises:
-        ConfigError: `{query}` or `{doc}` is missing or there twice, or the template has no place for the instruction.
+        ConfigError: `{query}` or `{doc}` is missing or occurs twice, or there is an instruction but no `{instruction}`.
     """
     for field in FIELDS:
         if (count := prompt.count(f"{{{field}}}")) != 1:
@@ -119,7 +119,7 @@ def pair_layout(tokenizer: Any, prompt: str, ends: bool) -> Template:
 
 
 class _Cuts:
-    """Finds positions in the literals of a prompt where no token reaches from one side to the other."""
+    """Finds positions in the literals of a prompt that no token can span."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -138,7 +138,7 @@ class _Cuts:
         return together[len(text) :] if together[: len(text)] == text else self.ids(literal)
 
     def shared(self, prefix: str) -> int:
-        """Return the number of tokens that all texts after a prefix begin with."""
+        """Return the number of first tokens that are the same for a prefix followed by any text of `SEAMS`."""
         columns = zip(*(self.ids(prefix + text) for text in SEAMS), strict=False)
         number = 0
         for column in columns:
@@ -148,7 +148,7 @@ class _Cuts:
         return number
 
     def parts(self, literal: str, left: bool = True, right: bool = True) -> tuple[str, str, str]:
-        """Cut a literal into what is stored with the text before, what is not stored, and what the next text gets.
+        """Split a literal into a piece stored with the text before, a piece not stored, and one for the text after.
 
         Args:
             literal: The literal.
@@ -175,7 +175,7 @@ class _Cuts:
         return sorted({0, len(literal), *(match.start() for match in re.finditer(r"\b|(?<=\W)|(?=\W)", literal))})
 
     def _is_cut(self, literal: str, cut: int, left: bool, right: bool) -> bool:
-        """Whether no token reaches over a position, whatever the texts around the literal are."""
+        """Whether no token can span a position, whatever the texts around the literal are."""
         before, after = literal[:cut], literal[cut:]
         pairs = [(text + before, after + "a" * right) for text in (ENDS if left else ("",))]
         pairs += [("a" * left + before, after + text) for text in (SEAMS if right else ("",))]
@@ -208,7 +208,7 @@ def token_of(tokenizer: Any, word: str, before: str, key: str) -> int:
         key: Key of the configuration, for the message.
 
     Raises:
-        ConfigError: The word is not one token there.
+        ConfigError: After the text, the word is not a single token.
     """
     ids: Callable[[str], Sequence[int]] = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     alone, together = ids(before), ids(before + word)

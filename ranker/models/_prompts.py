@@ -26,7 +26,7 @@ def prefix_of(prompt: str, field: str, instruction: str) -> str:
         instruction: The text for `{instruction}`.
 
     Raises:
-        ConfigError: The template has something after the text, or no place for the field.
+        ConfigError: The template does not contain the field, or has text after it.
     """
     place = f"{{{field}}}"
     if "{instruction}" in prompt and place not in prompt:
@@ -40,10 +40,10 @@ def prefix_of(prompt: str, field: str, instruction: str) -> str:
 
 
 def check_instruction(instruction: str, *prompts: str) -> None:
-    """Refuse an instruction that no prompt has a place for.
+    """Check that a prompt has `{instruction}`, if there is an instruction.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No prompt has it.
     """
     if instruction and not any("{instruction}" in prompt for prompt in prompts):
         raise ConfigError(
@@ -89,7 +89,7 @@ def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: st
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> int:
-    """Return the number of tokens, special ones at the start included, that Pooling leaves out with a prompt.
+    """Return the number of a prompt's tokens that Pooling leaves out, special tokens at the start included.
 
     sentence-transformers tokenizes the prompt by itself and does not count a special token at its end.
     """

@@ -1,4 +1,4 @@
-"""What models of term weights share: which tokens of a text count, vectors of them, and scores of vectors."""
+"""Shared code of models of term weights: which tokens of a text are words, vectors of word counts, and scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ranker.types import RankBatch, TokenBatch
 
 
 def counted_tokens(encoder: Encoder, words: int) -> Tensor:
-    """Return which token ids are words of texts, bool [words]; special tokens are not.
+    """Return which token ids are words of texts, bool [words]: all except special tokens.
 
     Args:
         encoder: Its tokenizer names the special tokens.
@@ -86,7 +86,7 @@ class TermScorer(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        docs = self.encode_docs(batch.docs)  # docs before queries, as in ContrastiveModule
         queries = self.encode_queries(batch.queries)
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         with torch.autocast(docs.values.device.type, enabled=False):

@@ -20,7 +20,7 @@ from ranker.export import multi_vector_encoder, stanford_colbert
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision, maxsim_all, maxsim_pairs
 from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit, vector_size
-from ranker.models._markers import add_markers, filling
+from ranker.models._markers import add_markers, expansion_token
 from ranker.models._prompts import check_instruction, prefix_of, with_prompt
 from ranker.types import RankBatch, TokenBatch
 
@@ -73,11 +73,11 @@ class ColBERT(nn.Module):
         projection: Size of a token vector; None: states of the encoder are the vectors.
         similarity: Of two token vectors: `cosine` or `dot`.
         query_prompt: Marker before each query, such as `[Q]`. A marker of the vocabulary is used as it is. One in
-            brackets that the vocabulary lacks is added to it. Any other marker is tokenized as text.
-        doc_prompt: Marker before each doc, `[D]`. Both may be templates that end with `{query}` and `{doc}`.
+            brackets that the vocabulary lacks is added to the vocabulary. Any other marker is tokenized as text.
+        doc_prompt: Marker before each doc, `[D]`. Both markers may be templates that end with `{query}` or `{doc}`.
         instruction: Text for `{instruction}` in such templates.
         query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
-            expansion. A tokenizer without a mask token gives its eos token instead (`filling`).
+            expansion. If the tokenizer has no mask token, its eos token is used (`expansion_token`).
         attend_to_expansion: Whether other tokens attend to the expansion. If not, as in the paper, the expansion does
             not change the vectors of the query's tokens.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
@@ -120,7 +120,7 @@ class ColBERT(nn.Module):
             )
         check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
-        self.fill_token = filling(encoder) if query_length else 0
+        self.fill_token = expansion_token(encoder) if query_length else 0
         check_instruction(instruction, query_prompt, doc_prompt)
         prompts = {"query": query_prompt, "doc": doc_prompt}
         markers = [prefix_of(prompt, field, instruction).strip() for field, prompt in prompts.items()]
@@ -213,7 +213,7 @@ class ColBERT(nn.Module):
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
-        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        docs = self.encode_docs(batch.docs)  # docs before queries, as in ContrastiveModule
         scores = maxsim_pairs(self.encode_queries(batch.queries), docs, owners)
         return to_grid(scores, batch.doc_mask)
 

@@ -70,7 +70,8 @@ class DPR(nn.Module):
         matryoshka_alignment: Weight of the divergence between the vectors after these layers and after the last.
 
     Attributes:
-        pools_prompt: Whether the tokens of a prompt are pooled with those of the text; only a loaded model's are not.
+        pools_prompt: Whether the tokens of a prompt are pooled with those of the text; False only for some loaded
+            models.
     """
 
     reads = "texts"
@@ -201,7 +202,7 @@ class DPR(nn.Module):
         return pool(states, batch, self.pooling, skipped=skipped)
 
     def compared(self, vectors: Tensor) -> Tensor:
-        """Return vectors [texts, dim] as their similarities compare them: for the cosine of length 1."""
+        """Return vectors [texts, dim] in the form that is compared: scaled to length 1 for the cosine."""
         return functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def vectors_after(self, batch: TokenBatch, layers: Sequence[int], docs: bool) -> Tensor:
@@ -223,14 +224,14 @@ class DPR(nn.Module):
         return torch.stack([full_precision(part if projection is None else projection(part)) for part in pooled], 1)
 
     def smaller(self, layers: int, dim: int) -> DPR:
-        """Return a scorer of the lower layers and of the first numbers of each vector; both share the weights.
+        """Return a scorer with the lower layers and the first numbers of each vector. It shares this scorer's weights.
 
         Args:
             layers: Number of layers to keep.
             dim: Size of a vector; a projection that drops the other numbers is added, or cut.
 
         Raises:
-            ConfigError: There are fewer layers or numbers, or the layers are not in one list.
+            ConfigError: The model has fewer layers or smaller vectors, or its layers are not in one list.
         """
         if not 1 <= dim <= self.dim:
             raise ConfigError(f"dims: expected 1 to {self.dim}, the size of the model's vectors, got {dim}")
@@ -269,7 +270,7 @@ class DPR(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        docs = self.encode_docs(batch.docs)  # docs before queries, as in ContrastiveModule
         return self.score_grid(self.encode_queries(batch.queries), docs, batch.doc_mask)
 
     def score_grid(self, queries: TextVectors, docs: TextVectors, doc_mask: Tensor) -> Tensor:

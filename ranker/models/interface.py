@@ -21,18 +21,17 @@ class Scorer(Protocol):
     """A model that scores the docs of each query group: an `nn.Module` with these attributes and methods.
 
     A cross-encoder with a layout of its own has a method `pair_layout`, which returns a `Template`.
-    Two more class attributes may be left out. `training_keys` names the keys of its yaml that say how it is trained; a
-    training from a stored model may change them. `program_keys` names the keys of its yaml that the program reads
-    itself and does not pass to the constructor. Both are tuples of names. `takes_windows = True` says that the rows of
-    a doc may be windows of it, each scored by itself (`ranker.passages.windowed`). Such a scorer has `vector_dim`, and
-    a cross-encoder `row_vectors` and `vector_scores`, for aggregations of window vectors (see `MonoBERT`); a
-    bi-encoder has `score_grid` (see `DPR`).
+    All other class attributes may be left out. `training_keys` is a tuple of the keys of the model's yaml that say how
+    the model is trained; a training from a stored model may change them. `program_keys` is a tuple of the keys that the
+    program reads itself and does not pass to the constructor. `takes_windows = True` says that the rows of a doc may be
+    its windows, each scored by itself (`ranker.passages.windowed`). For aggregations of window vectors, such a scorer
+    has `vector_dim`; a cross-encoder also has `row_vectors` and `vector_scores` (see `MonoBERT`), and a bi-encoder
+    `score_grid` (see `DPR`).
 
     `reads_lists = True` says that the score of a doc depends on the query's other docs: a list is then never split
-    between batches. Such a scorer may read `lists`; then it has `layouts` as a `BiEncoder` has, and `list_rows`, the
-    rows that it makes of a list (`ranker.data.list_rows`). With `needs_ragged = True` it takes no encoder that pads.
-
-    `scoring_keys` names attributes that decide the scores beside the weights (`scoring_options`).
+    between batches. Such a scorer may read `lists`; it then has `layouts` like a `BiEncoder`, and `list_rows`, which
+    describes the rows that it builds from a list (`ranker.data.list_rows`). With `needs_ragged = True` an encoder that
+    pads is refused. `scoring_keys` names attributes that, beside the weights, decide the scores (`scoring_options`).
 
     Attributes:
         reads: `pairs` (query and doc in one sequence: a cross-encoder), `texts` (each by itself: a `BiEncoder`) or
@@ -103,7 +102,7 @@ class BiEncoder(Scorer, Protocol):
     def doc_encoder(self) -> Encoder | None: ...
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
-        """Write the scorer as `Scorer.save` does; `max_tokens` is that of docs, and of queries unless given apart."""
+        """Write the scorer as `Scorer.save` does; without `max_query_tokens`, `max_tokens` is also that of queries."""
         ...
 
     def layouts(self) -> tuple[Template, Template]:
@@ -111,7 +110,7 @@ class BiEncoder(Scorer, Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors keep their hash."""
+        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors have their hash."""
         ...
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:
@@ -145,9 +144,9 @@ def is_bi_encoder(scorer: Scorer) -> TypeGuard[BiEncoder]:
 
 
 def scoring_options(scorer: Any) -> dict[str, Any]:
-    """Return what decides a scorer's scores beside its weights: its class and the attributes `scoring_keys`.
+    """Return what decides a scorer's scores beside its weights: its class and the attributes in `scoring_keys`.
 
-    Empty for a scorer without such attributes.
+    The result is empty for a scorer without such attributes.
     """
     keys = getattr(scorer, "scoring_keys", ())
     values: dict[str, Any] = {key: getattr(scorer, key) for key in keys}

@@ -43,8 +43,8 @@ class LMReranker(nn.Module):
         encoder: A decoder-only model; `encoder.causal=false` lets it read in both directions.
         head: `yes_no`: the logits of two words, from two rows of the output matrix; `linear`: a new linear layer
             without a bias (RankLLaMA).
-        prompt: Template with `{query}`, `{doc}` and, at will, `{instruction}`. None: that of the folder of
-            `encoder.name` if it is a trained reranker's, else `DEFAULT_PROMPT`.
+        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`. None: the prompt stored in the folder
+            `encoder.name` if this is a trained reranker, else `DEFAULT_PROMPT`.
         instruction: Text for `{instruction}`; None: `DEFAULT_INSTRUCTION` if the template has a place for it.
         chat: Whether the prompt is a user's message in the tokenizer's chat template; `auto`: if it has one.
         yes_word: The word of a relevant doc, one token after the prompt.
@@ -52,7 +52,7 @@ class LMReranker(nn.Module):
 
     Raises:
         ConfigError: An option has an unknown value, a template lacks a field, or a word is not one token.
-        CheckpointError: The family is no language model.
+        CheckpointError: The family is not a language model.
     """
 
     reads = "pairs"
@@ -117,8 +117,8 @@ class LMReranker(nn.Module):
             chat: As for the class.
 
         Raises:
-            ConfigError: The template has not the fields that it needs; or the rows of a query's docs are to share a
-                prefix, and the doc is before the query.
+            ConfigError: The template lacks a field; or `encoder.share_prefix` is true, and the template has the doc
+                before the query.
         """
         layout = pair_layout(self.encoder.tokenizer, _whole(self.encoder, prompt, instruction, chat), ends=False)
         if layout.doc_first and self.encoder.execution.share_prefix:
@@ -138,7 +138,7 @@ class LMReranker(nn.Module):
 
     @property
     def vector_dim(self) -> int:
-        """Size of the vector that the head reads of a row."""
+        """Size of the vector that the head reads from a row."""
         return self.encoder.dim
 
     def row_vectors(self, rows: TokenBatch) -> Tensor:
@@ -166,14 +166,14 @@ class LMReranker(nn.Module):
         """Load a folder that `save` wrote.
 
         Raises:
-            CheckpointError: The folder is not one.
+            CheckpointError: The folder is not such a folder.
         """
         encoder, options = language_model.read(Path(folder), execution)
         return cls(encoder, **options)
 
 
 def _whole(encoder: Encoder, prompt: str | None, instruction: str | None, chat: bool | str) -> str:
-    """Return the prompt with its instruction, and with the chat template if it is to have one."""
+    """Return the prompt with its instruction, in the chat template if `chat` asks for it."""
     prompt = DEFAULT_PROMPT if prompt is None else prompt
     if instruction is None:
         instruction = DEFAULT_INSTRUCTION if "{instruction}" in prompt else ""

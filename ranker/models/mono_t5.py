@@ -39,12 +39,12 @@ class MonoT5(nn.Module):
     Args:
         encoder: The encoder of a T5, mT5, umT5, Flan-T5 or LongT5; the decoder is read from the same folder. With
             adapters in the encoder, the decoder is frozen.
-        prompt: Template with `{query}`, `{doc}` and, at will, `{instruction}`. None: that of the folder of
-            `encoder.name` if it is a trained reranker's, else `DEFAULT_PROMPT`.
+        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`. None: the prompt stored in the folder
+            `encoder.name` if this is a trained reranker, else `DEFAULT_PROMPT`.
         instruction: Text for `{instruction}`.
         true_word: The word of a relevant doc, one token.
-        false_word: The word of another doc. None: the score is the logit of `true_word` alone, as RankT5 takes that of
-            `<extra_id_10>`.
+        false_word: The word of a doc that is not relevant. None: the score is the logit of `true_word` alone, as in
+            RankT5 with `<extra_id_10>`.
 
     Raises:
         ConfigError: A template lacks a field, or a word is not one token.
@@ -85,11 +85,11 @@ class MonoT5(nn.Module):
         """Return the layout of a pair in another prompt.
 
         Args:
-            prompt: Template; None: the model's own, which has no place for an instruction any more.
+            prompt: Template; None: the model's own prompt, in which the instruction is already filled in.
             instruction: Text for `{instruction}`.
 
         Raises:
-            ConfigError: The template has not the fields that it needs.
+            ConfigError: The template lacks a field.
         """
         return pair_layout(self.encoder.tokenizer, filled(prompt or self.prompt, instruction or ""), ends=True)
 
@@ -117,7 +117,7 @@ class MonoT5(nn.Module):
         """Load a folder that `save` wrote, or a `ForConditionalGeneration` model of transformers.
 
         Raises:
-            CheckpointError: The folder is not one.
+            CheckpointError: The folder is neither.
         """
         encoder, options = sequence_to_sequence.read(Path(folder), execution)
         return cls(encoder, **options)

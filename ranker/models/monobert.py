@@ -32,23 +32,24 @@ class MonoBERT(nn.Module):
 
     Args:
         encoder: The encoder.
-        head: `own`: a linear layer on pooled states; `native`: the head of the family's own sequence classification
-            model, for example dense, GELU and norm for ModernBERT, or the last token for a language model; `auto`: the
-            trained head of `encoder.name` if that is a cross-encoder, else the family's own, or `own` for BERT,
-            RoBERTa, XLM-RoBERTa and CamemBERT, with a given `pooling` or `pooler`, and where transformers has none.
-        pooling: What the own head reads: `cls`, `mean`, `max`, `last`, `weightedmean` over the last layer's tokens, or
-            `auto` (see `auto_pooling`).
-        pooler: Put BERT's dense layer and tanh (with random initial weights) between pooling and own head.
+        head: `own`: a linear layer on pooled states. `native`: the head of the family's sequence classification model
+            in transformers, for example dense, GELU and norm for ModernBERT, or the last token for a language model.
+            `auto`: the trained head of `encoder.name` if that is a cross-encoder; else `own` for BERT, RoBERTa,
+            XLM-RoBERTa and CamemBERT, if `pooling` or `pooler` is given, or if transformers has no such model; else
+            `native`.
+        pooling: What the head `own` reads: `cls`, `mean`, `max`, `last` or `weightedmean` over the last layer's tokens,
+            or `auto` (see `auto_pooling`).
+        pooler: Put BERT's dense layer and tanh (with random initial weights) between pooling and the head `own`.
         num_labels: 1 (the score is the logit) or 2 (as in the paper: the score is the log-odds, logit 1 - logit 0). A
             trained head keeps its number.
         dropout: Dropout rate before the head.
-        prompt: Template with `{query}`, `{doc}` and, at will, `{instruction}`: the row is that of one text. None: that
-            of the folder of `encoder.name` if it has one, else query and doc as two texts, without a prompt.
+        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`; the filled template is one text. None:
+            the prompt stored in the folder `encoder.name`, or without one, query and doc as two texts.
         instruction: Text for `{instruction}`.
 
     Raises:
         ConfigError: An option has an unknown value, or two do not fit together.
-        CheckpointError: The family has no native head, or the tokenizer no separator between query and doc.
+        CheckpointError: The family has no native head, or the tokenizer has no separator between query and doc.
     """
 
     reads = "pairs"
@@ -109,18 +110,18 @@ class MonoBERT(nn.Module):
         """Return the layout of a pair in another prompt.
 
         Args:
-            prompt: Template; None: the model's own, which has no place for an instruction any more.
+            prompt: Template; None: the model's own prompt, in which the instruction is already filled in.
             instruction: Text for `{instruction}`.
 
         Raises:
-            ConfigError: The model has no prompt, or the template has not the fields that it needs.
+            ConfigError: The model has no prompt, or the template lacks a field.
         """
         if self.prompt is None and prompt is None:
             raise ConfigError("model.prompt: expected a template with {instruction}, {query} and {doc}, got null")
         return pair_layout(self.encoder.tokenizer, filled(prompt or self.prompt or "", instruction or ""), ends=True)
 
     def _take(self, model: Classifier) -> None:
-        """Take the head of a folder."""
+        """Use the head of a folder."""
         self.head, self.pooling = model.head, model.pooling
         if model.dense is not None:
             self.pooler = nn.Sequential(model.dense, nn.Tanh())
@@ -141,7 +142,7 @@ class MonoBERT(nn.Module):
 
     @property
     def vector_dim(self) -> int:
-        """Size of the vector that the head reads of a row.
+        """Size of the vector that the head reads from a row.
 
         Raises:
             ConfigError: The head reads the states of all tokens.
@@ -159,12 +160,12 @@ class MonoBERT(nn.Module):
         return self._pooled(self.encoder.pooled(rows, pooling))
 
     def vector_scores(self, vectors: Tensor, rows: TokenBatch, chosen: Tensor) -> Tensor:
-        """Return scores [vectors] of vectors in place of those of some rows.
+        """Return the scores of vectors that replace the vectors of some rows, [vectors].
 
         Args:
-            vectors: As `row_vectors` returns them, [vectors, dim].
-            rows: Rows, of which native heads read the first or the last token.
-            chosen: A row for each vector, int64 [vectors].
+            vectors: Vectors such as `row_vectors` returns, [vectors, dim].
+            rows: Rows; a native head reads the first or the last token of a row.
+            chosen: The row of each vector, int64 [vectors].
         """
         logits = self._vector_logits(vectors, rows, chosen)
         return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
@@ -194,8 +195,8 @@ class MonoBERT(nn.Module):
     def save(self, folder: Path, max_tokens: int) -> None:
         """Write a folder that other programs load as a cross-encoder with the same scores.
 
-        A sequence classification model of transformers where one computes the same (`export.huggingface`), else
-        sentence-transformers' Transformer, Pooling and Dense (`export.cross_encoder`).
+        It is a sequence classification model of transformers if there is one that computes the same scores
+        (`export.huggingface`), else sentence-transformers' Transformer, Pooling and Dense (`export.cross_encoder`).
 
         Args:
             folder: Where to write.
@@ -207,7 +208,7 @@ class MonoBERT(nn.Module):
         write_prompt(folder, self.prompt)
 
     def classifier(self) -> Classifier:
-        """Return encoder and head as model folders hold them."""
+        """Return encoder and head in the form in which model folders store them."""
         dense = self.pooler[0] if isinstance(self.pooler, nn.Sequential) else None
         assert dense is None or isinstance(dense, nn.Linear)
         return Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)
@@ -217,8 +218,8 @@ class MonoBERT(nn.Module):
         """Load a cross-encoder's folder: one written by `save`, or by transformers or sentence-transformers.
 
         Raises:
-            CheckpointError: The folder has no trained head, or one of another size; a weight is missing, or one is
-                there that the model does not have.
+            CheckpointError: The folder has no trained head, or a head of another size; a weight is missing, or the
+                folder has a weight that the model does not have.
         """
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
         prompt = read_prompt(Path(folder)) if cls.takes_prompt else None
@@ -231,10 +232,10 @@ class MonoBERT(nn.Module):
 
 
 def prefers_native(encoder: Encoder) -> bool:
-    """Whether `head=auto` takes the family's own head: not if its classifier can hold a plain linear head (BERT)."""
+    """Whether `head=auto` takes the native head: not if the family's classifier can hold a plain linear head (BERT)."""
     return family_of(encoder.config).classifier is None and has_native_head(encoder.config)
 
 
 def _full(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 if they are."""
+    """Return values in float32; float64 values stay as they are."""
     return values if values.dtype == torch.float64 else values.float()

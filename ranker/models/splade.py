@@ -31,7 +31,7 @@ class SPLADE(TermScorer):
 
     .. math:: s(q, d) = \sum_j w_j(q) w_j(d), \quad w_j(d) = \max_{i \in d} \log(1 + \mathrm{relu}(l_{ij}))
 
-    l are the logits of the encoder's masked language model. Sources: Formal et al., 2021 (arXiv:2107.05720, sum;
+    where l are the logits of the encoder's masked language model. Sources: Formal et al., 2021 (arXiv:2107.05720, sum;
     arXiv:2109.10086, max and queries without an encoder); Lassance and Clinchant, 2022 (separate encoders).
 
     Args:
@@ -125,7 +125,7 @@ class SPLADE(TermScorer):
         return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; vectors are stored with a hash."""
+        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors have their hash."""
         return {
             "scorer": "splade",
             "pooling": self.pooling,

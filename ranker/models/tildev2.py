@@ -25,8 +25,8 @@ class TILDEv2(TermScorer):
 
     .. math:: s(q, d) = \sum_{t \in q} \max_{j: d_j = t} \mathrm{relu}(w \cdot h_j + b)
 
-    A token that occurs n times in the query counts n times. Queries are only tokenized. Docs may be longer by the words
-    of an expansion (TILDE, docT5query), which the data source appends.
+    A token that occurs n times in the query counts n times. Queries are only tokenized. The data source may append the
+    words of an expansion to docs (TILDE, docT5query).
 
     Args:
         encoder: The encoder of docs.
@@ -58,7 +58,7 @@ class TILDEv2(TermScorer):
         return single, single
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; vectors are stored with a hash."""
+        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors have their hash."""
         return {"scorer": "tildev2", "layouts": repr(self.layouts())}
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:

@@ -39,7 +39,7 @@ def read_heads(entries: Any) -> list[Head]:
         ConfigError: An entry is invalid; the message has one line per fault.
     """
     if not isinstance(entries, (list, tuple)):
-        raise ConfigError(f"model.heads: expected a list as [{{task: bm25, layer: 5}}], got {entries!r}")
+        raise ConfigError(f"model.heads: expected a list such as [{{task: bm25, layer: 5}}], got {entries!r}")
     heads: list[Head] = []
     faults: list[str] = []
     for number, entry in enumerate(entries):
@@ -60,7 +60,7 @@ def read_heads(entries: Any) -> list[Head]:
 
 def _head(entry: Any, where: str) -> Head:
     if not isinstance(entry, Mapping) or "task" not in entry:
-        raise ConfigError(f"{where}: expected a task and its layer as {{task: bm25, layer: 5}}, got {entry!r}")
+        raise ConfigError(f"{where}: expected a task and its layer, such as {{task: bm25, layer: 5}}, got {entry!r}")
     known = [part.name for part in fields(Head)]
     for key in entry:
         if key not in known:
@@ -160,8 +160,8 @@ def label_type_of(task_class: type) -> str:
     """Classify a task's labels by the attribute `classes` of its class.
 
     Returns:
-        `numbers` (binned), `closed` (the class lists the labels), `open` (the labels that occur), or `file` (it depends
-        on the task's file, so `classes` is no constant).
+        `numbers` (binned), `closed` (the class lists the labels), `open` (the labels that occur), or `file` (`classes`
+        depends on the task's file, so the class does not define it as a constant).
 
     >>> [label_type_of(task_class_of(task, "task")) for task in ("bm25", "rel", "fact", "jsonl")]
     ['numbers', 'closed', 'open', 'file']
@@ -187,7 +187,7 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
     """
     example = "[{task: bm25, layer: 5}]"
     if model.get("heads") is None:
-        return [f"model.heads: expected a list as {example}, got null"]
+        return [f"model.heads: expected a list such as {example}, got null"]
     if not isinstance(model["heads"], list):  # the check of signatures reports it
         return []
     faults: list[str] = []
@@ -196,7 +196,7 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
         heads = read_heads(model["heads"])
         if not heads:
             faults.append(
-                f"model.heads: expected at least one head as {example}, got none; model=monobert trains without"
+                f"model.heads: expected at least one head, such as {example}, got none; model=monobert trains without"
             )
     except ConfigError as error:
         faults += str(error).split("\n")

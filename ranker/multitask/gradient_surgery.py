@@ -14,8 +14,8 @@ def combine(gradients: Tensor, reach: Tensor, method: str, seed: int = 0) -> Ten
     .. math:: g_i \leftarrow g_i - \frac{g_i \cdot g_j}{\lVert g_j \rVert^2} g_j \quad \text{if } g_i \cdot g_j < 0
 
     with j's original gradient. `guard` does this for auxiliary tasks against ranking only, and does not change
-    ranking's gradient. A task that reads a lower layer has no gradient for the layers above, and the projection adds
-    none: products and norms are taken over the parameters that the task reaches.
+    ranking's gradient. A task that reads a lower layer has no gradient for the layers above, and the projection does
+    not add one: products and norms are taken over the parameters that the task reaches.
 
     Args:
         gradients: Weighted gradients, ranking's first [tasks, parameters].

@@ -16,7 +16,8 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import RANKING, TaskWeighting
 from ranker.multitask.steps import TaskBatch, TaskStep
 from ranker.multitask.task_weights import TaskWeights
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Loss, TrainStep
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class MultitaskModule(RerankModule):
         weighting: TaskWeighting,
     ) -> None:
         super().__init__(scorer, measures, loss, optimization, nonfinite)
-        # Otherwise the backward pass of a compiled layer frees buffers that the next task's backward pass needs
+        # With donated buffers, the backward pass of a compiled layer frees buffers that the next task's pass needs
         torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]
         heads = scorer.task_heads()
         self.weighting = weighting
@@ -78,7 +79,7 @@ class MultitaskModule(RerankModule):
             raise ConfigError(
                 "model.weighting.mode: expected trained parameters in the last layer that all tasks share for "
                 f"gradnorm, got none that match {self._shared_layer.pattern} in {type(scorer.encoder.model).__name__}; "
-                "take another mode, as uncertainty"
+                "take another mode, such as uncertainty"
             )
 
     def accumulate(self, step: TrainStep) -> Tensor:
@@ -169,7 +170,7 @@ class MultitaskModule(RerankModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or (self.trainer.global_step + 1) % every:
             return
-        # Not by `self.log`, which would repeat a task's last value at steps without rows of it
+        # `self.log` is not used: at steps without rows of a task, it would repeat the task's last value
         values = {f"train/loss/{name}": losses[task] for task, name in enumerate(self.tasks) if step.rows[task]}
         if gradients is not None:
             values |= {

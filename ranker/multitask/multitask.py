@@ -116,8 +116,8 @@ class Multitask(MonoBERT):
     """
 
     program_keys = ("auto", "labels", "sampling", "weighting")
-    takes_prompt = False  # the rows of other tasks have none
-    takes_windows = False  # nor windows
+    takes_prompt = False  # the rows of auxiliary tasks have no prompt
+    takes_windows = False  # and no windows
     training_keys = ("labels", "sampling", "weighting")
 
     def __init__(

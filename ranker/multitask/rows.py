@@ -123,7 +123,7 @@ def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
 def refuse_held_out(
     name: str, examples: Sequence[ProbeExample], train: Collection, held_out: Mapping[str, Collection]
 ) -> None:
-    """Refuse labels on validation and test queries: training on them would make the measures worthless.
+    """Check that no validation or test query is labelled: training on its labels would make the measures worthless.
 
     Queries are compared by text. They are also compared by id if no training query has that id and the held-out
     collection has the labelled doc.
@@ -156,9 +156,9 @@ def refuse_held_out(
             held_out_id, labelled_id, what = shared[0]
             count = len({query_id for _, query_id, _ in shared})
             raise DataError(
-                f"model.heads.{name}: expected labels on training queries only, got {count} queries of {split}, as "
-                f"{labelled_id!r} ({split}'s {held_out_id!r} has the same {what}); remove them from the labels or from "
-                "the training queries"
+                f"model.heads.{name}: expected labels on training queries only, got {count} queries of {split}, "
+                f"such as {labelled_id!r} ({split}'s {held_out_id!r} has the same {what}); remove them from the labels "
+                "or from the training queries"
             )
 
 

@@ -53,8 +53,9 @@ class TaskPlan:
 
     A mixed step has the same ranking groups as in a training without auxiliary tasks, and the number of auxiliary rows
     that gives ranking its share. An epoch is then one pass over the ranking groups. A homogeneous step has one task:
-    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch then has
-    enough steps for one expected pass over the ranking groups: the steps of such a pass over ranking's first share.
+    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. The number of steps of such an
+    epoch is that of a pass over the ranking groups divided by ranking's share in the first epoch, so that one pass is
+    expected.
 
     Args:
         ranking: Plan of the ranking groups.

@@ -1,1 +1,1 @@
-"""Docs as windows: a scorer whose rows are windows, and how the windows of a doc become its score."""
+"""Docs as windows: a scorer whose rows are windows of docs, and aggregations of windows to docs."""

@@ -1,4 +1,4 @@
-"""Build a scorer by windows from the `passages` node of a configuration."""
+"""Build a scorer that reads windows from the `passages` node of a configuration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ranker.passages.windowed import Windowed, scorer_of_windows
 
 
 def with_passages(scorer: Any, node: Any) -> Scorer:
-    """Return a scorer that reads docs as a `passages` node says.
+    """Return a scorer that reads docs as a `passages` node defines.
 
     Args:
-        scorer: A scorer; if it reads windows already, the node replaces how it does, and the weights of an aggregation
-            of the same class and options are kept.
+        scorer: A scorer. If it already reads windows, the node replaces its options; the weights of an aggregation of
+            the same class and options are kept.
         node: The node; None: a doc is one row.
 
     Raises:
-        ConfigError: The scorer does not score a doc by windows, or a value of the node is wrong.
+        ConfigError: The scorer can't score a doc by windows, or a value of the node is wrong.
     """
     inner: Any = scorer_of_windows(scorer)
     if node is None:

@@ -11,7 +11,7 @@ from ranker.errors import ConfigError
 class MeanP(nn.Module):
     r"""Score a doc by the mean over its best k windows: :math:`s(q, d) = \frac{1}{k} \sum_{j \in top_k} s(q, w_j)`.
 
-    Of a doc with fewer windows, all count. Only the windows in the mean get a gradient.
+    If a doc has fewer windows, the mean is over all of them. Only the windows in the mean get a gradient.
 
     Args:
         k: Number of windows; None: all.

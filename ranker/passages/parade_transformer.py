@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ranker.errors import ConfigError
 
-HEAD_DIM = 64  # of BERT
+HEAD_DIM = 64  # size of an attention head in BERT
 
 
 class ParadeTransformer(nn.Module):
@@ -16,13 +16,14 @@ class ParadeTransformer(nn.Module):
     .. math:: d = \mathrm{Transformer}(c, p_1, \dots, p_n)_c
 
     with a trained vector c, and BERT's layers: post-norm, GELU, an inner size of 4 times `dim`, random at the start.
-    Windows have no positions, as in the paper. The paper takes the encoder's embedding of `[CLS]` as c, and dropout;
-    here c is random at the start, and there is no dropout, so that devices and micro-batches change nothing.
+    Windows have no positions, as in the paper. In the paper, c is the encoder's embedding of `[CLS]`, and there is
+    dropout. Here c is random at the start, and there is no dropout, so that the number of devices and micro-batches
+    does not change the result.
 
     Args:
         dim: Size of a vector.
         layers: Number of layers.
-        heads: Attention heads; None: one for 64 values of a vector.
+        heads: Number of attention heads; None: one for every 64 values of a vector.
 
     Raises:
         ConfigError: `layers` is below 1, or `heads` does not divide the size of a vector.

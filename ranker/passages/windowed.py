@@ -1,4 +1,4 @@
-"""A scorer whose rows are windows of docs: it scores each window by another scorer and makes one score of a doc's."""
+"""A scorer whose rows are windows of docs: an inner scorer scores each window, an aggregation gives a doc's score."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors
 from ranker.types import RankBatch, TokenBatch
 
-WEIGHTS = "passages.safetensors"  # of a learned aggregation, in a model folder
+WEIGHTS = "passages.safetensors"  # file with the weights of a learned aggregation, in a model folder
 
 
 class Aggregation(Protocol):
-    """Makes one score, or one vector, of those of a doc's windows: an `nn.Module`.
+    """An `nn.Module` that computes a doc's score or vector from the scores or vectors of its windows.
 
     Attributes:
         reads: `scores`: scores [..., windows] to [...]; `vectors`: vectors [docs, windows, dim] to [docs, dim], and the
@@ -44,13 +44,13 @@ class Windowed(nn.Module):
     r"""Score a doc by its windows: :math:`s(q, d) = A(s(q, w_1), \dots, s(q, w_n))`, or A over their vectors.
 
     The rows of a batch are the windows of each doc, which `Collator` cuts; all windows of a doc are in one batch. A
-    batch without windows counts each row as the only window of its doc. This class is for scorers of pairs; for those
-    of texts see `WindowedBiEncoder`.
+    batch without windows counts each row as the only window of its doc. This class is for cross-encoders; for
+    bi-encoders see `WindowedBiEncoder`.
 
     Args:
         scorer: The scorer of a window. For an aggregation of vectors it needs `row_vectors` and `vector_scores`.
         windows: How docs are cut.
-        aggregation: From windows to docs.
+        aggregation: Computes scores or vectors of docs from those of windows.
     """
 
     def __init__(self, scorer: Any, windows: Windows, aggregation: Any) -> None:
@@ -59,7 +59,7 @@ class Windowed(nn.Module):
 
     @staticmethod
     def of(scorer: Any, windows: Windows, aggregation: Any) -> Windowed:
-        """Return a scorer by windows, of the class that fits what `scorer` reads."""
+        """Return a `Windowed` or a `WindowedBiEncoder`, depending on what `scorer` reads."""
         return (Windowed if scorer.reads == "pairs" else WindowedBiEncoder)(scorer, windows, aggregation)
 
     @property
@@ -86,7 +86,7 @@ class Windowed(nn.Module):
         return layout
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change scores; stored scores keep their hash."""
+        """Return the options, beside weights and tokenizer, that change scores; stored scores have their hash."""
         own = getattr(self.scorer, "settings", None)
         inner = {"pooling": getattr(self.scorer, "pooling", None)} if own is None else own()
         return {**inner, "windows": repr(self.windows), "aggregation": repr(self.aggregation)}
@@ -120,7 +120,7 @@ class Windowed(nn.Module):
         return to_grid(docs, batch.doc_mask)
 
     def elsewhere(self) -> str:
-        """Say what the scores of the stored model mean in other programs, whose formats hold no windows."""
+        """Return a warning about the stored model's scores in other programs, whose formats have no windows."""
         said = (
             "other programs read one row per doc there, so they score about the first window of a doc "
             f"({self.windows.length} tokens), or the passage that they are given"
@@ -130,7 +130,7 @@ class Windowed(nn.Module):
         return f"{said}; ranker reads the windows of its ranker.yaml"
 
     def save(self, folder: Path, max_tokens: int, **limits: Any) -> None:
-        """Write the scorer of windows as it writes itself, and beside it the weights of a learned aggregation.
+        """Write the scorer of windows with its own `save`, and the weights of a learned aggregation beside it.
 
         Args:
             folder: An empty folder.
@@ -141,13 +141,13 @@ class Windowed(nn.Module):
         self.save_aggregation(folder)
 
     def save_aggregation(self, folder: Path) -> None:
-        """Write the weights of a learned aggregation; nothing of one without weights."""
+        """Write the weights of a learned aggregation; without weights, write nothing."""
         state = self.aggregation.state_dict()
         if state:
             save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / WEIGHTS)
 
     def load_aggregation(self, folder: Path) -> None:
-        """Load what `save_aggregation` wrote.
+        """Load the weights that `save_aggregation` wrote.
 
         Raises:
             CheckpointError: The folder lacks a weight, or has another one.
@@ -164,7 +164,7 @@ class Windowed(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
-        """Refuse: the folder does not say which scorer and aggregation it holds, `ranker.checkpoint.load_scorer` does.
+        """Raise an error: the class of the scorer is not known here; use `ranker.checkpoint.load_scorer`.
 
         Raises:
             CheckpointError: Always.
@@ -173,11 +173,11 @@ class Windowed(nn.Module):
 
 
 class WindowedBiEncoder(Windowed):
-    """A scorer of texts by windows: a doc has a vector for each window, or one if they are aggregated as vectors."""
+    """A bi-encoder that reads windows: a doc has a vector per window, or one vector if the vectors are aggregated."""
 
     @property
     def vectors(self) -> str:
-        """`one` per doc, or one for each of its `windows`."""
+        """`one` vector per doc, or one for each of its `windows`."""
         return "one" if self.aggregation.reads == "vectors" or self.windows.most == 1 else "windows"
 
     @property
@@ -257,7 +257,7 @@ class WindowedBiEncoder(Windowed):
 
 
 def scorer_of_windows(scorer: Any) -> Any:
-    """Return the scorer of a window of a scorer that reads windows; of any other the scorer itself."""
+    """Return the scorer of a window, if `scorer` reads windows; otherwise the scorer itself."""
     return scorer.scorer if isinstance(scorer, Windowed) else scorer
 
 
@@ -266,7 +266,7 @@ def to_windows(values: Tensor, rows: TokenBatch) -> tuple[Tensor, Tensor]:
 
     Args:
         values: [rows, ...].
-        rows: The rows, which are windows of docs; where they are not, each row is the only window of a doc.
+        rows: The rows, which are windows of docs; without windows, each row is the only window of a doc.
 
     Returns:
         The values padded with zeros [docs, windows, ...], and their mask, bool [docs, windows].

@@ -27,8 +27,8 @@ class Masking:
 
     Args:
         share: Share of each row's tokens to predict; their number is rounded, and at least one.
-        masked: Share of these that become the mask token.
-        random: Share of these that become a random token; the others stay unchanged.
+        masked: Share of the hidden tokens that become the mask token.
+        random: Share of the hidden tokens that become a random token; the others stay unchanged.
 
     Raises:
         ConfigError: A share is out of range.
@@ -54,9 +54,10 @@ class Masked(NamedTuple):
     Attributes:
         rows: The rows as the model sees them.
         row: Row of each hidden token, ascending, int64 [hidden].
-        position: Its position in the row, ascending in each row, int64 [hidden].
-        words: Its original token id, int64 [hidden].
-        draws: A uniform random number in [0, 1) for each, from which ELECTRA samples a word, float64 [hidden].
+        position: Position of each hidden token in its row, ascending in each row, int64 [hidden].
+        words: Original id of each hidden token, int64 [hidden].
+        draws: A uniform random number in [0, 1) for each hidden token, from which ELECTRA samples a word, float64
+            [hidden].
     """
 
     rows: Ragged
@@ -67,7 +68,7 @@ class Masked(NamedTuple):
 
 
 def mask(rows: Ragged, numbers: np.ndarray, epoch: int, masking: Masking, texts: Texts) -> Masked:
-    """Hide tokens of rows. Which ones depends on the seed, the epoch, the row's number and the positions only.
+    """Hide tokens of rows; the choice depends on the seed, the epoch, the row's number and the positions only.
 
     In each row, the positions with the smallest hashes are hidden. Their number depends on the length of the row only.
 
@@ -101,7 +102,7 @@ def mask_token(texts: Texts) -> int:
     """Return the id of the mask token.
 
     Raises:
-        ConfigError: The tokenizer has none.
+        ConfigError: The tokenizer has no mask token.
     """
     token = texts.tokenizer.mask_token_id
     if token is None:

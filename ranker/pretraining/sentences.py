@@ -124,7 +124,7 @@ class QueryRows:
 
 
 class TextPairs:
-    """What the objectives have in common whose model is a bi-encoder: a pseudo-query and its doc get similar vectors.
+    """Base of the objectives that train a bi-encoder: a pseudo-query and its doc get similar vectors.
 
     Args:
         pooling: How the states of a text are combined into a vector, as in `DPR`.

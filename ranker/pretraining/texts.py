@@ -1,4 +1,4 @@
-"""The texts of a pretraining: the docs of a collection, their blocks, and rows with special tokens made of them."""
+"""The texts of a pretraining: the docs of a collection, their blocks, and rows of texts with special tokens."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Blocks(NamedTuple):
         return Ragged(self.store.tokens[ranges(first, lengths)].astype(np.int64), row_offsets(lengths))
 
     def those(self, kept: np.ndarray) -> Blocks:
-        """Return some of the blocks; `kept` are their numbers."""
+        """Return the blocks with the numbers `kept`."""
         return Blocks(self.store, self.docs[kept], self.starts[kept], self.lengths[kept])
 
 

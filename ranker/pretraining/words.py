@@ -68,7 +68,7 @@ def words_of(tokens: np.ndarray, vocabulary: Vocabulary, first: np.ndarray | Non
 
     Args:
         tokens: Token ids, int64 [tokens].
-        vocabulary: What they stand for.
+        vocabulary: Properties of the token ids.
         first: Index of each text's first token, if `tokens` has several texts, int64 [texts]; None: a single text.
     """
     in_word = vocabulary.in_word[tokens]
@@ -98,7 +98,7 @@ class WordModel:
 
     Args:
         store: The docs of the collection.
-        vocabulary: What token ids stand for.
+        vocabulary: Properties of the token ids.
         mu: Weight of the collection's probabilities, in words.
     """
 

@@ -1,7 +1,7 @@
 """Data model of probing: query-doc pairs with labelled spans. A probe reads the states of the spans.
 
-A *target* is one labelled item, one or two spans with their label, as in edge probing (Tenney et al., ICLR 2019). A
-*label* is its class.
+A *target* is one labelled item, one or two spans with their label, as in edge probing (Tenney et al., ICLR 2019). The
+*label* is the target's class.
 """
 
 from __future__ import annotations

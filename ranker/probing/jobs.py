@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ranker.probing.batches import Inputs
+from ranker.probing.coding_jobs import Job, LabelSet
 from ranker.probing.controls import MAIN, control_labels, shuffled_labels, standardised, surface_features
 from ranker.probing.label_store import ProbeData
-from ranker.probing.online_code import Job, LabelSet
 from ranker.probing.options import StudyOptions
 from ranker.probing.state_readers import States, TensorStates
 

@@ -9,8 +9,9 @@ import numpy as np
 from ranker.data.collection import Collection
 from ranker.evaluation.metrics import evaluate
 from ranker.probing.code_length import CodeLength, accuracy, counting_code, macro_f1, portion_ends
+from ranker.probing.coding_jobs import Outcome
 from ranker.probing.label_store import ProbeData
-from ranker.probing.online_code import Outcome, permutation
+from ranker.probing.online_code import permutation
 from ranker.probing.results import LENIENT, RANKING, Result
 from ranker.probing.subject import Subject
 

@@ -9,7 +9,7 @@ from typing import Any
 from ranker.errors import ConfigError
 from ranker.probing.code_length import FRACTIONS, UNITS
 from ranker.probing.controls import CONTROLS, check_controls
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class EdgeProbe:
 
 
 class _SpanSums(torch.autograd.Function):
-    """Projected weighted sum of each span. Its backward is written by hand: autograd takes twice as long on a CPU."""
+    """Projected weighted sum of each span, with a backward pass written by hand: autograd takes a CPU twice as long."""
 
     @staticmethod
     def forward(ctx: Any, project: Tensor, bias: Tensor, score: Tensor, chunks: Sequence[SpanStates]) -> Tensor:
@@ -191,8 +191,8 @@ class _SpanSums(torch.autograd.Function):
             slopes = weights * (slopes - (weights * slopes).sum(dim=-1, keepdim=True))
             direction_gradient += slopes.transpose(2, 3).flatten(3, 4) @ states.flatten(2, 3)
             first += states.shape[2]
-        # The projection's gradient has a second part, from the score. It is appended as one more target, so that one
-        # product gives the sum of both parts.
+        # The projection's gradient has a second part, from the score. This part is appended as one more target, so
+        # that one product gives the sum of both parts.
         column = direction_gradient.unsqueeze(3)
         left, right = torch.cat([pooled, column], dim=3), torch.cat([gradient, score.unsqueeze(3)], dim=3)
         return left.transpose(-1, -2) @ right, gradient.sum(dim=3), (column @ project).squeeze(3), None

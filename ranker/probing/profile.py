@@ -16,7 +16,7 @@ def read_profile(report: Path | str, key: str) -> dict[str, dict[int, float]]:
         key: Dotted configuration key that names the folder, for the message.
 
     Raises:
-        ConfigError: The folder is no finished probing run.
+        ConfigError: The folder is not a finished probing run.
     """
     path = Path(report) / "probe_results.csv"
     if not path.is_file():

@@ -226,7 +226,7 @@ def _reading(results: Results) -> list[str]:
         "Compression is the length of the uniform code over the length of the code: at 1, the probe knows no more than "
         "the number of classes. A result must beat the label prior; a claim about the encoder must also beat the "
         "random encoder and the surface features. Shuffled labels above the prior (or above 1, if the prior's code is "
-        "longer than the uniform code) would be a leak. Errors are clustered by query. `detectable` is the least "
+        "longer than the uniform code) would show a leak. Errors are clustered by query. `detectable` is the least "
         "difference that a test at 5% finds in 80% of cases; a layer is tied with the best one if they differ by no "
         "more than that.",
     ]

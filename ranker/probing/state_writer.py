@@ -124,7 +124,7 @@ class StateWriter:
         np.save(self.folder / "offsets.npy", self._starts)
 
     def finish(self) -> None:
-        """Remove the record of progress, when the folder is complete."""
+        """Remove the record of progress; called when the folder is complete."""
         (self.folder / "progress.json").unlink(missing_ok=True)
 
     def _open(self) -> int:
@@ -179,7 +179,7 @@ class StateWriter:
             return 0
         same = record.get("chunks") == len(self.chunks) and record.get("max_tokens") == self.max_tokens
         if same and record["done"]:
-            log.info("%s: going on after %d of %d chunks", self.folder, record["done"], len(self.chunks))
+            log.info("%s: continuing after %d of %d chunks", self.folder, record["done"], len(self.chunks))
         return int(record["done"]) if same else 0
 
 

@@ -15,12 +15,13 @@ import torch
 from ranker.errors import ConfigError, DataError
 from ranker.probing.blocks import BlockStore
 from ranker.probing.code_length import portion_ends
+from ranker.probing.coding_jobs import Job
 from ranker.probing.controls import MAIN
 from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
 from ranker.probing.jobs import KeyedStates, make_jobs
 from ranker.probing.label_store import ProbeData, build_data, labelled_examples, span_array, span_tokens
 from ranker.probing.measuring import prior_result, result_of
-from ranker.probing.online_code import Job, OnlineCoder
+from ranker.probing.online_code import OnlineCoder
 from ranker.probing.options import StudyOptions
 from ranker.probing.pairs import assign_parts, source_assigns_parts
 from ranker.probing.results import Result, Results, TaskRecord
@@ -29,7 +30,7 @@ from ranker.probing.spacy_model import forget
 from ranker.probing.state_cache import StateCache
 from ranker.probing.state_readers import RandomEmbeddings
 from ranker.probing.subject import Subject
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 from ranker.probing.workers import code_jobs
 
 log = logging.getLogger(__name__)

@@ -159,7 +159,7 @@ def _random_weights(encoder: Encoder, seed: int) -> Encoder:
 def encoder_fingerprint(encoder: Encoder) -> str:
     """Hash of weights, sizes and tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
-    # where the model came from and the library's version do not change the states
+    # keys that do not change the states: the origin of the model, and the library's version
     ignored = ("_name_or_path", "transformers_version")
     sizes = {
         key: value

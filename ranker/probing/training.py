@@ -13,64 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ranker.errors import ConfigError
 from ranker.probing.batches import Batch, Inputs, SpanStates, evaluation_pairs, make_batches, read_spans
+from ranker.probing.early_stopping import EarlyStopping
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """How a probe is trained. The validation loss is computed after each round.
-
-    Args:
-        lr: Adam's learning rate at the start.
-        batch_pairs: Pairs per batch.
-        max_rounds: Maximum number of rounds.
-        round_steps: Minimum steps of a round. A round is the smallest number of whole passes over the training pairs
-            with at least that many steps.
-        patience: Training stops after this many consecutive rounds without a lower validation loss.
-        small_val_pairs: Maximum validation pairs for portions below 5 % of the training pairs; None: all.
-        lr_factor: Factor on the learning rate after each round without a lower validation loss.
-        clip: Maximum norm of a member's gradient.
-        hidden: Size of a projected span and of the hidden layer.
-        dropout: Dropout rate before the output layer.
-        head: `edge`, `mlp2` or `linear`.
-
-    Raises:
-        ConfigError: A value is out of its range.
-    """
-
-    lr: float = 1e-3
-    batch_pairs: int = 64
-    max_rounds: int = 50
-    round_steps: int = 5
-    patience: int = 2
-    small_val_pairs: int | None = 2000
-    lr_factor: float = 0.5
-    clip: float = 5.0
-    hidden: int = 256
-    dropout: float = 0.3
-    head: str = "edge"
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch_pairs", 1), ("max_rounds", 1), ("round_steps", 1), ("patience", 1), ("hidden", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"training.{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.small_val_pairs is not None and self.small_val_pairs < 1:
-            raise ConfigError(f"training.small_val_pairs: expected at least 1 or null, got {self.small_val_pairs}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"training.dropout: expected at least 0 and below 1, got {self.dropout}")
-        if not self.lr > 0:
-            raise ConfigError(f"training.lr: expected a number above 0, got {self.lr}")
-        if not self.clip > 0:
-            raise ConfigError(
-                f"training.clip: expected a number above 0, got {self.clip}; set training.clip=.inf to clip nothing"
-            )
-        if not 0 < self.lr_factor <= 1:
-            raise ConfigError(
-                f"training.lr_factor: expected above 0 and at most 1, got {self.lr_factor}; 1 keeps the rate"
-            )
+from ranker.probing.training_options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -134,58 +81,6 @@ def fit(
         return _fit(probe, inputs, stack, train, val, options, portion)
 
 
-class _EarlyStopping:
-    """Best weights, rate and patience of each member of a stack. All tensors have one entry per member, on the CPU.
-
-    Args:
-        parameters: Initial parameters, float32 [members, parameters].
-        uniform_loss: Loss of the uniform code, log k. The initial weights give that code (`EdgeProbe.initial`).
-        options: Patience and rate factor.
-    """
-
-    def __init__(self, parameters: Tensor, uniform_loss: float, options: TrainingOptions) -> None:
-        size = len(parameters)
-        self.options = options
-        self.best = parameters.clone()
-        self.epochs = torch.zeros(size)
-        self.members = torch.arange(size)  # indices of the members that are still in the optimizer
-        # so that the initial weights are kept if training on few pairs gives a worse code than the uniform one
-        self._lowest = torch.full((size,), uniform_loss, dtype=torch.float64)
-        self._bad_rounds = torch.zeros(size, dtype=torch.int64)
-
-    def count_epoch(self, epoch: int) -> None:
-        """Record `epoch` as the number of epochs of each member that still trains."""
-        training = self._bad_rounds[self.members] < self.options.patience
-        self.epochs[self.members] = torch.where(training, float(epoch), self.epochs[self.members])
-
-    def keep_last(self, parameters: Tensor) -> None:
-        """Keep the current weights [members in the optimizer, parameters]; used without validation pairs."""
-        self.best[self.members] = parameters
-
-    def update(self, loss: Tensor, optimizer: Adam) -> Tensor:
-        """Keep the weights of improved members; lower the others' learning rate, to 0 for members that stop.
-
-        Args:
-            loss: Validation loss of each member in the optimizer, float64 [members].
-            optimizer: The optimizer.
-
-        Returns:
-            True at members that stop, bool [members].
-        """
-        members, device = self.members, self.best.device
-        training = self._bad_rounds[members] < self.options.patience
-        better = (loss < self._lowest[members]) & training
-        self._lowest[members] = torch.where(better, loss, self._lowest[members])
-        chosen = better.nonzero().squeeze(1)
-        self.best[members[chosen].to(device)] = optimizer.parameters[chosen.to(device)]
-        self._bad_rounds[members] = torch.where(better, 0, self._bad_rounds[members] + training.long())
-        optimizer.rates.mul_(torch.where(better, 1.0, self.options.lr_factor).to(device).unsqueeze(1))
-        stopped = self._bad_rounds[members] >= self.options.patience
-        if not stopped.all():
-            optimizer.rates[stopped.to(device)] = 0.0
-        return stopped
-
-
 def _fit(
     probe: EdgeProbe,
     inputs: Inputs,
@@ -200,7 +95,7 @@ def _fit(
     initial = torch.stack([probe.initial(seed) for seed in stack.seeds]).to(device)
     optimizer = Adam(initial[None, :, None].repeat(layers, 1, num_sets, 1).flatten(0, 2), options.lr, options.clip)
     dropout = _dropout(stack, inputs, options)
-    stopping = _EarlyStopping(optimizer.parameters, math.log(probe.classes), options)
+    stopping = EarlyStopping(optimizer.parameters, math.log(probe.classes), options)
     labels = stack.labels
     epochs_per_round = -(-options.round_steps // -(-train.shape[1] // options.batch_pairs))
     val_size = evaluation_pairs(inputs, layers)

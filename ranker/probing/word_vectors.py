@@ -74,8 +74,8 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     """Read a text file of `word number number ...` lines.
 
-    The first line decides how many numbers each line ends with. The text before the numbers is the word, which may
-    contain spaces (as in glove.840B).
+    The first line decides how many numbers are at the end of each line. The text before the numbers is the word, which
+    may contain spaces (as in glove.840B).
 
     Args:
         path: The file, plain or gzipped.

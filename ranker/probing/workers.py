@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ranker.probing.blocks import BlockStore
-from ranker.probing.online_code import Job, OnlineCoder, Outcome
+from ranker.probing.coding_jobs import Job, Outcome
+from ranker.probing.online_code import OnlineCoder
 from ranker.processes import available_cores
 
 MIN_WORK = 100_000  # training pairs times probes; below this, starting processes takes longer than it saves

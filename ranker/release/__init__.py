@@ -1,1 +1,1 @@
-"""Exports for other programs, with their comparison with the original, and published folders with a model card."""
+"""Exports for other programs, which are compared with the original, and published folders with a model card."""

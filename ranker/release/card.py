@@ -1,4 +1,4 @@
-"""The model card of a published folder: its numbers are those of the enclosed run files, its facts those of the run."""
+"""The model card of a published folder, with numbers computed from the enclosed run files, and facts of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says beside numbers.
+    """The facts in a card beside its numbers.
 
     Args:
         name: Name of the model.
@@ -27,7 +27,7 @@ class Facts:
         model: Facts about the folder, as `ranker.release.usage.readme` takes them.
         base: The encoder that the training started from: a hub id or a name.
         base_is_public: Whether `base` is a model id on the hub.
-        licences: What -> its licence, as far as its owner states it in the package or source.
+        licences: Part (such as the encoder) -> its licence, if its owner states one in the package or source.
         license: SPDX id of the published weights; None: not stated.
         result: The run's `result.json`; may be empty.
         environment: The run's `environment.json`; may be empty.
@@ -48,7 +48,7 @@ def card(facts: Facts, sets: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the text of README.md, with Hugging Face's metadata at its start.
 
     Args:
-        facts: What is known of the model.
+        facts: Facts about the model.
         sets: Test set -> the content of its `metrics.json`, recomputed from the published run and judgements.
     """
     data = _metadata(facts, sets)

@@ -9,13 +9,13 @@ from ranker.network import unreachable
 
 
 def check_hub(name: str) -> None:
-    """Check, before any work, that an upload can succeed: the name, a token, and that the hub answers.
+    """Check, before any work, that an upload can succeed: the name is valid, there is a token, and the hub answers.
 
     Args:
         name: The model's id, `OWNER/NAME`.
 
     Raises:
-        ConfigError: In one line, what is missing.
+        ConfigError: One of these conditions does not hold.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
@@ -46,7 +46,7 @@ def upload(folder: Path, name: str, private: bool) -> str:
         The model's address.
 
     Raises:
-        DataError: The hub refuses.
+        DataError: The hub refuses the upload.
     """
     from huggingface_hub import HfApi
 

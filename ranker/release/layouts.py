@@ -1,4 +1,4 @@
-"""Which format holds which model, and the files of each."""
+"""Which model can be exported to which format, and the files of each format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIX = {"onnx": "pip install 'ranker[onnx]'", "onnx_int8": "pip install 'ranker[o
 
 
 def check_format(scorer: Scorer, layout: str, dtype: str) -> None:
-    """Refuse a format that can't hold a model, or whose packages are missing.
+    """Check that a format can hold a model, and that its packages are installed.
 
     Args:
         scorer: The model.
@@ -44,7 +44,7 @@ def check_format(scorer: Scorer, layout: str, dtype: str) -> None:
         dtype: A key of `DTYPES`.
 
     Raises:
-        ConfigError: In one line, which formats fit.
+        ConfigError: It can't, or a package is missing; the message names the formats that fit.
     """
     reason = _reason(scorer, layout)
     if reason:
@@ -62,7 +62,7 @@ def check_format(scorer: Scorer, layout: str, dtype: str) -> None:
 
 
 def _reason(scorer: Any, layout: str) -> str:
-    """Return what was expected instead of a format that does not fit; empty if it fits."""
+    """Return the message for a format that does not fit; empty if it fits."""
     name = type(scorer).__name__
     if layout == "merged":
         if not _adapter.has_adapters(scorer):
@@ -105,7 +105,7 @@ def write_layout(folder: Path, scorer: Any, cfg: DictConfig, layout: str) -> Non
         scorer: The model.
         cfg: Its training's configuration.
         layout: `hf`: ForSequenceClassification. `sentence_transformers`: Transformer, Pooling, Dense (and LayerNorm)
-            where the head has these layers, else as the run's `model/`. Others: as the run's `model/`.
+            if the head has these layers, else the layout of the run's `model/`. Others: the layout of `model/`.
     """
     longest = longest_pair_of(scorer, cfg)
     if layout == "hf" and isinstance(scorer, LMReranker):

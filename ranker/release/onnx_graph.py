@@ -77,13 +77,13 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
 
 
 def quantize(path: Path) -> None:
-    """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs as it runs.
+    """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs at run time.
 
-    Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, which 8
-    bits overflow (onnxruntime's documentation, "Quantize ONNX models", on saturation).
+    Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, where
+    8 bits overflow (onnxruntime's documentation, "Quantize ONNX models", on saturation).
 
-    Embeddings, norms and the head on pooled states stay in float32: the head's products are few, and its errors would
-    go to the scores directly.
+    Embeddings, norms and the head on pooled states stay in float32: the head costs little time, and its rounding errors
+    would directly change the scores.
 
     Args:
         path: A graph, which is replaced.
@@ -95,7 +95,7 @@ def quantize(path: Path) -> None:
     level = logging.getLogger().level
     logging.getLogger().setLevel(
         logging.ERROR
-    )  # that library warns on the root logger that its own optimizer did not run
+    )  # onnxruntime warns on the root logger that its own optimizer did not run
     try:
         # linear layers on [rows, columns, dim] are MatMul, those on pooled [rows, dim] are Gemm
         quantize_dynamic(
@@ -137,7 +137,7 @@ def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -
 
 
 def _forget_sources(model: Any) -> None:
-    """Remove what the exporter notes about each node, such as the paths of source files."""
+    """Remove the exporter's notes about each node, such as the paths of source files."""
     for part in (model, model.graph, *model.graph.all_nodes(), *model.graph.initializers.values()):
         part.metadata_props.clear()
         part.doc_string = None
@@ -158,7 +158,7 @@ def _halve(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's reports on what it skips."""
+    """Silence the exporter's messages about skipped parts."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -187,7 +187,7 @@ class _Named(nn.Module):
 
 
 class _Scores(nn.Module):
-    """A sequence classification model with the score as its only logit; of two labels, the log-odds."""
+    """A sequence classification model with the score as its only logit; for two labels, the score is the log-odds."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class _Scores(nn.Module):
 
 
 class _Modules(nn.Module):
-    """Transformer, Pooling and what follows, of a folder in sentence-transformers' layout.
+    """Transformer, Pooling and the following modules of a folder in sentence-transformers' layout.
 
     Args:
         chain: The modules.

@@ -39,7 +39,7 @@ def is_program(folder: Path) -> bool:
 
 
 def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
-    """Write what `OnnxProgram` needs beside graphs and tokenizer.
+    """Write the settings that `OnnxProgram` needs beside graphs and tokenizer.
 
     Args:
         folder: The export's folder.
@@ -62,7 +62,7 @@ def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
 
 @dataclass
 class OnnxTexts:
-    """What the program reads of an encoder: how texts become rows.
+    """The attributes of an encoder that the program reads to lay out rows.
 
     Args:
         tokenizer: The tokenizer of the folder.
@@ -70,7 +70,7 @@ class OnnxTexts:
         dim: Size of a state.
         ragged: Whether rows run without padding.
         path: See `ranker.encoders.encoder.Encoder`.
-        execution: Not used to run the graphs; it says that rows share no prefix.
+        execution: Not used to run the graphs; its default says that rows share no prefix.
     """
 
     tokenizer: Any
@@ -155,7 +155,7 @@ class OnnxProgram(nn.Module):
         return to_grid((queries[owners] * docs).sum(1) / self._settings["temperature"], batch.doc_mask)
 
     def _run(self, session: Any, rows: TokenBatch) -> Tensor:
-        """Return the output of a graph for all rows, float32 [rows, outputs]; rows of near lengths run together."""
+        """Return the output of a graph for all rows, float32 [rows, outputs]; rows of similar lengths run together."""
         outputs = torch.zeros(0)
         for group, _, (got,) in self._groups(session, rows):
             outputs = outputs if len(outputs) else torch.zeros(rows.num_rows, got.shape[1])
@@ -175,7 +175,7 @@ class OnnxProgram(nn.Module):
         return TextVectors(torch.cat(ordered).to(device), counts.to(device))
 
     def _groups(self, session: Any, rows: TokenBatch) -> Iterator[tuple[RowGroup, RaggedLayout, Sequence[np.ndarray]]]:
-        """Run a graph on groups of rows of near lengths; yield each with its layout and the graph's outputs."""
+        """Run a graph on groups of rows of similar lengths; yield each with its layout and the graph's outputs."""
         names = [entry.name for entry in session.get_inputs()]
         padding = self.encoder.tokenizer.pad_token_id
         for group in row_groups(rows.cu_seqlens):

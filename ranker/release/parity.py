@@ -1,4 +1,4 @@
-"""Compare the scores of an export with the original's: gaps, order, nDCG@10, speed and size; refuse what is too far."""
+"""Compare an export's scores with the original's: gaps, order, nDCG@10, speed and size; refuse large differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ScoredSet:
         doc_ids: Doc of each pair [pairs].
         original: Scores of the original, float32 [pairs].
         exported: Scores of the export, float32 [pairs].
-        alike: Whether both programs cut a pair's texts alike, bool [pairs].
+        alike: Whether both programs truncate a pair's texts in the same way, bool [pairs].
         qrels: query_id -> doc_id -> relevance; may be empty.
         relevance: Smallest relevant grade.
     """
@@ -55,9 +55,10 @@ def compare(part: ScoredSet) -> dict[str, Any]:
     """Return the differences between the scores of two programs.
 
     Returns:
-        `queries`, `pairs`; `score_std`, the standard deviation of the original's scores; over the pairs that are cut
-        alike, `largest_gap` and `mean_gap` of the scores, and `gap_share`, the largest gap divided by `score_std`;
-        `pairs_cut_otherwise` with their `largest_gap_cut_otherwise`; `kendall_tau`, the mean over queries of tau-b
+        `queries`, `pairs`; `score_std`, the standard deviation of the original's scores; over the pairs that both
+        programs truncate in the same way, `largest_gap` and `mean_gap` of the scores, and `gap_share`, the largest gap
+        divided by `score_std`; for the other pairs, their number `pairs_cut_otherwise` and
+        `largest_gap_cut_otherwise`; `kendall_tau`, the mean over queries of tau-b
         between the two orders, over all pairs; and with judgements `nDCG@10`: `original`, `export`, `change`, and the
         `interval` of the change that holds 95 % of 10,000 bootstrap samples of the queries.
 
@@ -108,12 +109,12 @@ def _mean_tau(original: Run, exported: Run) -> float | None:
 
 
 def faults(sets: Mapping[str, Mapping[str, Any]], max_gap: float, max_loss: float) -> list[str]:
-    """Return in one line each why an export is refused; empty if it is not.
+    """Return the reasons why an export is refused, one line each; empty if it is accepted.
 
     Args:
-        sets: Name -> what `compare` returned.
-        max_gap: Bound of `gap_share`.
-        max_loss: Bound of the fall of nDCG@10.
+        sets: Name -> result of `compare`.
+        max_gap: Upper bound of `gap_share`.
+        max_loss: Upper bound of the loss of nDCG@10.
     """
     found = []
     for name, content in sets.items():

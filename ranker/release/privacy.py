@@ -13,7 +13,7 @@ from ranker.errors import DataError
 
 TEXTS = (".json", ".jsonl", ".yaml", ".md", ".txt", ".trec", ".jinja", ".csv")
 LOCAL = re.compile(r"^(/|~|\\\\|[A-Za-z]:[\\/]|file:)")
-# keys of transformers' files that hold where something was loaded from
+# keys of transformers' files whose values say where something was loaded from
 ORIGINS = ("_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "vocab_file")
 
 
@@ -49,7 +49,7 @@ def without_local(node: Any) -> Any:
 
 
 def forget_origins(folder: Path) -> None:
-    """Remove from the JSON files of a model where its parts were loaded from."""
+    """Remove from a model's JSON files the paths from which its parts were loaded."""
     for path in folder.rglob("*config.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         kept = {key: value for key, value in content.items() if not (key in ORIGINS and is_local(value))}
@@ -58,14 +58,14 @@ def forget_origins(folder: Path) -> None:
 
 
 def check_private(folder: Path, paths: Iterable[Path]) -> None:
-    """Refuse text files with a path of this machine or the name of its user in a path.
+    """Check that text files contain no path of this machine and no path with its user's name.
 
     Args:
         folder: The files.
         paths: Folders that must not be named, such as that of the run.
 
     Raises:
-        DataError: With the file and what was found.
+        DataError: A file has such a path; the message names both.
     """
     traces = [re.escape(str(path)) for path in (*paths, Path.home(), Path.cwd()) if len(path.parts) > 1]
     traces.append(rf"[\\/](?:home|Users)[\\/]{re.escape(getpass.getuser())}\b")

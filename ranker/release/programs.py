@@ -1,4 +1,4 @@
-"""Score pairs of texts with transformers or sentence-transformers, from a folder alone, as a user of these would."""
+"""Score pairs of texts with transformers or sentence-transformers, from a folder alone, as their users would."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ranker.evaluation.pictures import running_mean
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 40
-MAX_POINTS = 300  # points of a line; a longer one is averaged over equal parts
+MAX_POINTS = 300  # points of a line; a line with more points is averaged over equal parts
 Points = Sequence[tuple[float, float]]
 
 
@@ -105,7 +105,7 @@ def _chart(title: str, description: str, body: str, legend: Sequence[str] = ()) 
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """Return a line of at most `most` points: means over equal parts of a longer line, and its last point.
+    """Return a line of at most `most` points; a longer line becomes means over equal parts, and its last point.
 
     >>> thinned([(1, 1.0), (2, 3.0), (3, 5.0), (4, 7.0), (5, 0.0)], most=3)
     [(1.5, 2.0), (3.5, 6.0), (5.0, 0.0)]
@@ -173,13 +173,13 @@ def gains(title: str, measure: str, differences: Sequence[float]) -> Chart:
 
 
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
-    """Return the heights of the steps with their positions; of many queries, a sample of the positions."""
+    """Return the heights of the steps with their positions; if there are many queries, a sample of the positions."""
     chosen = range(len(values)) if len(values) <= 1000 else np.linspace(0, len(values) - 1, 1000).astype(int).tolist()
     return [(i, float(values[i])) for i in chosen]
 
 
 def scatter(title: str, labels: tuple[str, str], pairs: Sequence[tuple[float, float]]) -> Chart:
-    """Draw one circle for each pair of values of a query, larger where several queries coincide (to 0.01).
+    """Draw a circle for each query's pair of values; it is larger where several queries coincide (to 0.01).
 
     Args:
         title: The title, for screen readers.
@@ -214,7 +214,7 @@ def training(curves: Mapping[str, Points], monitor: str | None) -> list[Chart]:
     """Draw the curves of a training: its loss and its validation measures.
 
     Args:
-        curves: What `ranker.evaluation.pictures.read_curves` returned.
+        curves: The result of `ranker.evaluation.pictures.read_curves`.
         monitor: Name of the monitored value, whose best point is marked.
     """
     charts = []

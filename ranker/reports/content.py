@@ -1,6 +1,6 @@
-"""What a page says about one test set: values of all queries, and the ranked documents of those with the largest gains.
+"""A page's data about one test set: values of all queries, and ranked documents of those with the largest differences.
 
-`set_content` collects it while the runs are in memory. `fitted` cuts it to the bytes that the page has room for.
+`set_content` collects the data while the runs are in memory. `fitted` cuts them to the size that the page allows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RankedSet:
 
     Args:
         name: Name of the set.
-        runs: Label -> query_id -> doc_id -> score. With two runs, the first is what the second is compared with.
+        runs: Label -> query_id -> doc_id -> score. Of two runs, the first is the baseline of the second.
         qrels: query_id -> doc_id -> relevance.
         values: Label -> query_id -> measure -> value, for every judged query.
         relevance: Smallest grade that binary measures count as relevant.
@@ -59,14 +59,14 @@ class RankedSet:
     texts: Texts | None = None
 
     def difference(self, query_id: str, measure: str) -> float:
-        """Return the second run's value minus the first's; of more than two runs, the largest minus the smallest."""
+        """Return the second run's value minus the first's; for more than two runs, the largest minus the smallest."""
         found = [values[query_id][measure] for values in self.values.values()]
         return max(found) - min(found) if len(found) > 2 else found[-1] - found[0]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a page says of a set above its queries; see `ranker.reports.tables` and `ranker.reports.charts`."""
+    """Facts about a set, shown above its queries; see `ranker.reports.tables` and `ranker.reports.charts`."""
 
     tiles: Sequence[Mapping[str, str]] = ()
     tables: Sequence[Mapping[str, Any]] = ()
@@ -76,20 +76,20 @@ class Facts:
 
 @dataclass
 class SetContent:
-    """What a page shows of one set.
+    """A page's data about one set.
 
     Args:
         name: Name of the set.
         runs: Labels of the runs.
-        measures: Names of the measures, the first one sorts the queries.
+        measures: Names of the measures; the queries are sorted by the first one.
         relevance: Smallest relevant grade.
         num_queries: Number of judged queries; `rows` may have fewer.
         rows: `[query_id, text, [[value of each measure] of each run]]`, the largest absolute difference first.
         details: For the first rows, `terms` (words to mark) and `docs`: `[doc_id, grade or None, [rank in each run or
             None], [score in each run or None]]`.
         docs: doc_id -> (title, text), both shortened; empty without texts.
-        depth: Number of docs that are shown of each run.
-        facts: What the page says above the queries.
+        depth: Number of docs that are shown for each run.
+        facts: Facts that are shown above the queries.
     """
 
     name: str
@@ -105,7 +105,7 @@ class SetContent:
 
 
 def set_content(part: RankedSet, limits: Limits) -> SetContent:
-    """Collect what a page shows of a set, for at most `limits.queries` queries."""
+    """Collect a page's data about a set, for at most `limits.queries` queries."""
     first = next(iter(part.values.values()), {})
     measures = list(next(iter(first.values()), {}))
     chosen = sorted(first, key=lambda query_id: (-abs(part.difference(query_id, measures[0])), query_id))
@@ -155,7 +155,7 @@ def _detail(part: RankedSet, query_id: str, limits: Limits, docs: dict[str, tupl
 
 
 def shortened(text: str, length: int) -> str:
-    """Return a text of at most `length` characters, the last of them a mark of omission if it was longer.
+    """Return a text of at most `length` characters; a longer text is cut and ends with an ellipsis.
 
     >>> shortened("abcdef", 4), shortened("abcd", 4)
     ('abc…', 'abcd')
@@ -168,7 +168,7 @@ def _digits(score: float | None) -> float | None:
 
 
 def with_terms(content: SetContent) -> SetContent:
-    """Add to each query of a set with texts the words to mark in its documents; without texts, nothing is added."""
+    """Add to each query the words to mark in its documents; if the set has no texts, nothing is added."""
     if content.docs:
         from ranker.reports.terms import Terms  # needs bm25s, which pages without texts do not
 
@@ -197,8 +197,8 @@ class SetData:
 def fitted(content: SetContent, size: int) -> SetData:
     """Return a set's data for the page, at most `size` bytes.
 
-    The rows come first, then the documents of as many queries as there is room for, in the order of the rows. A doc is
-    stored once and named by its number.
+    The rows have priority. Then come the documents of as many queries as fit, in the order of the rows. A doc is stored
+    once and referred to by its number.
     """
     whole = _data(content, content.rows, content.details)
     text = in_script(whole)
@@ -209,7 +209,7 @@ def fitted(content: SetContent, size: int) -> SetData:
 
 
 def _kept(content: SetContent, size: int) -> tuple[list[list[Any]], list[dict[str, Any]]]:
-    """Return the rows and details that there is room for."""
+    """Return the rows and details that fit into `size` bytes."""
     left = size - _bytes(_data(content, [], []))
     rows: list[list[Any]] = []
     for row in content.rows:

@@ -1,4 +1,4 @@
-"""The page: an HTML file that needs no other file and no network, written whole or not at all."""
+"""The page: an HTML file that needs no other file and no network. It is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SETTINGS = 100_000  # characters of the configuration
 
 @dataclass(frozen=True)
 class Page:
-    """What stands on a page.
+    """The content of a page.
 
     Args:
         title: The title.
@@ -43,7 +43,7 @@ class Page:
 
 
 def write_page(path: Path, page: Page, limits: Limits) -> Path:
-    """Write a page of about `limits.megabytes`; the template, tables and charts come on top.
+    """Write a page of about `limits.megabytes`, not counting the template, tables and charts.
 
     Raises:
         DataError: The file can't be written.
@@ -73,6 +73,6 @@ def render(page: Page, limits: Limits) -> str:
         data=data,
         script=script,
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
-        # the page runs this script and no other, whatever a text contains
+        # the browser runs only the script with this hash, whatever a text contains
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

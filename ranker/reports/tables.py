@@ -1,4 +1,4 @@
-"""Tables of a page: measures with their tests, and the overview of several sets; cells are text."""
+"""Tables of a page: measures with significance tests, and the overview of several sets; cells are text."""
 
 from __future__ import annotations
 

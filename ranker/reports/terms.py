@@ -13,16 +13,16 @@ _UNSPACED = regex.compile("[" + "".join(rf"\p{{scx={script}}}" for script in UNS
 
 
 class Terms:
-    """Finds the spellings in documents that match a query; each spelling is stemmed once."""
+    """Finds the words in documents that match a query; each distinct word is stemmed once."""
 
     def __init__(self) -> None:
         self._words = Words()
         self._stems: dict[str, frozenset[str]] = {}
 
     def of(self, query: str, texts: Iterable[str]) -> list[str]:
-        """Return the spellings in the texts, in lower case and sorted, whose stem is a stem of the query.
+        """Return the words of the texts, in lower case and sorted, whose stem is a stem of the query.
 
-        In scripts without spaces between words, the spellings are the query's pairs of characters that the texts have.
+        In scripts without spaces between words, these are the query's pairs of characters that occur in the texts.
 
         >>> Terms().of("the gains of 東京都", ["It gained more, GAINING", "in 東京"])
         ['gained', 'gaining', '東京']

@@ -183,13 +183,34 @@ def _encode_impacts(
     order, ids = np.argsort(-lengths, kind="stable"), collator.docs.ids()[rows]
     parts = [sparse.csr_matrix((0, description.dim), dtype=np.float32)]
     for batch in fill(order, lengths[order], device.max_tokens):
+        terms = doc_terms(scorer, collator.doc_batch(rows[batch]), device)
         with np.errstate(over="ignore"):  # infinity is refused below
-            values = _doc_vectors(scorer, collator.doc_batch(rows[batch]), device).astype(description.dtype)
-        _check_finite(values, ids[batch], description.dtype)
-        parts.append(sparse.csr_matrix(values.astype(np.float32)))
+            values = terms.data.astype(description.dtype)
+        _check_finite(values[:, None], np.repeat(ids[batch], np.diff(terms.indptr)), description.dtype)
+        terms.data = values.astype(np.float32)
+        terms.eliminate_zeros()  # float16 has no weights below 6e-8
+        parts.append(terms)
     in_order = sparse.vstack(parts, format="csr")[np.argsort(order)]
     in_order.sort_indices()
     write_impacts(folder, description, int(rows[0]), ids, in_order)
+
+
+def doc_terms(scorer: BiEncoder, batch: TokenBatch, device: Device) -> Any:
+    """Return the term weights of a batch of docs, a scipy CSR matrix float32 [docs, words].
+
+    Weights of 0 do not leave the device.
+
+    Args:
+        scorer: A sparse ranker, on the device.
+        batch: The docs.
+        device: Device and precision.
+    """
+    with torch.inference_mode(), device.autocast():
+        weights = scorer.encode_docs(batch.to(device.device)).values
+    rows, words = weights.nonzero(as_tuple=True)
+    values = weights[rows, words].float().cpu().numpy()
+    ends = (weights != 0).sum(1).cumsum(0).cpu().numpy()
+    return sparse.csr_matrix((values, words.int().cpu().numpy(), np.append(0, ends)), weights.shape)
 
 
 def _check_finite(values: np.ndarray, ids: np.ndarray, dtype: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,13 @@ import numpy as np
 from ranker.data.collection import Candidates, Collection
 from ranker.data.datamodule import RankData
 from ranker.data.query_docs import has_own_id, warn_of_query_docs
-from ranker.errors import ConfigError, DataError
+from ranker.errors import DataError
 from ranker.models.interface import BiEncoder
-from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, describe, encode_docs
-from ranker.retrieval.impact_store import ImpactStore
-from ranker.retrieval.index import VectorIndex
-from ranker.retrieval.indexes.flat import Flat
-from ranker.retrieval.indexes.plaid import Plaid
-from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.mining import Mining, mine
-from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine, latencies
+from ranker.retrieval.search import Engine, latencies
 from ranker.retrieval.sparse_search import Reranking, SparseEngine
-from ranker.retrieval.vector_store import VectorStore, claim
+from ranker.retrieval.vector_store import claim
 from ranker.types import Run
 
 log = logging.getLogger(__name__)
@@ -96,144 +90,6 @@ def encode_sets(
             log.info("%s: encoded %d docs in %.1f s", folder, done, time.perf_counter() - started)
         folders[fingerprint] = folder
     return folders
-
-
-def vector_engines(
-    scorer: BiEncoder,
-    data: RankData,
-    sets: Mapping[str, Collection],
-    folders: Mapping[str, Path],
-    index_type: Any,
-    device: Device,
-    late: LateOptions,
-) -> dict[str, Engine]:
-    """Open a search engine for each set; sets of one corpus share its index.
-
-    Args:
-        scorer: The bi-encoder, on the device.
-        data: Gives the collator of each set.
-        sets: Collections by name.
-        folders: The folder of vectors of each corpus, from `encode_sets`.
-        index_type: Which index to open or build over the vectors; None: the default (`index_of`).
-        device: Where to compute.
-        late: Options for docs of several vectors.
-
-    Raises:
-        ConfigError: The index is not for vectors of this scorer.
-    """
-    index_type = index_of(scorer, index_type)
-    if scorer.vectors == "terms":
-        return _sparse_engines(scorer, data, sets, folders, index_type, device)
-    opened: dict[str, tuple[VectorStore, Any]] = {}
-    engines: dict[str, Engine] = {}
-    for name, collection in sets.items():
-        fingerprint = collection.docs.fingerprint
-        if fingerprint not in opened:
-            store = VectorStore(folders[fingerprint])
-            started = time.perf_counter()
-            opened[fingerprint] = store, open_index(store, index_type)
-            log.info(
-                "index over %d vectors of %d docs ready in %.1f s",
-                store.num_vectors,
-                store.num_docs,
-                time.perf_counter() - started,
-            )
-        engines[name] = VectorEngine(scorer, data.collator(collection), *opened[fingerprint], device, late)
-    return engines
-
-
-def open_index(store: VectorStore, index_type: Any) -> Any:
-    """Open the index of this type over vectors, or build it.
-
-    Args:
-        store: The vectors.
-        index_type: The index and its options; one that is not of faiss has a method `over`.
-    """
-    return index_type.over(store) if hasattr(index_type, "over") else VectorIndex.over(store, index_type)
-
-
-def index_of(scorer: BiEncoder, index_type: Any) -> Any:
-    """Return the index to use: the given one, or the default of a scorer's vectors.
-
-    Args:
-        scorer: The bi-encoder.
-        index_type: The index and its options; None: flat for one vector per text, plaid for one per token, sparse for
-            term weights.
-
-    Raises:
-        ConfigError: The index is not for vectors of this scorer.
-    """
-    suited = {"terms": ["sparse"], "tokens": ["plaid", "flat", "hnsw", "ivf_flat", "ivf_pq"]}.get(
-        scorer.vectors, ["flat", "hnsw", "ivf_flat", "ivf_pq"]
-    )
-    if index_type is None:
-        return {"sparse": Sparse, "plaid": Plaid, "flat": Flat}[suited[0]]()
-    terms, late = getattr(index_type, "terms", False), getattr(index_type, "late", False)
-    if (scorer.vectors == "terms") != terms or (late and scorer.vectors != "tokens"):
-        raise ConfigError(
-            f"index: expected {', '.join(suited[:-1])}{' or ' if suited[1:] else ''}{suited[-1]} for "
-            f"{type(scorer).__name__}, got {type(index_type).__name__.lower()}; set index={suited[0]}"
-        )
-    return index_type
-
-
-def check_late(index_type: Any, several: bool, late: LateOptions) -> None:
-    """Refuse options of `late` that a search would not read.
-
-    Args:
-        index_type: The index, from `index_of`.
-        several: Whether docs have a vector per token.
-        late: The options.
-
-    Raises:
-        ConfigError: An option differs from its default, and docs have no token vectors or the index ranks them itself.
-    """
-    if several and not getattr(index_type, "late", False):
-        return
-    name = type(index_type).__module__.rpartition(".")[2]
-    reason = "which ranks docs by itself" if several else "whose docs have no token vectors"
-    for key, default in vars(LateOptions()).items():
-        if getattr(late, key) != default:
-            raise ConfigError(
-                f"late.{key}: expected the default, {default}, with index={name}, {reason}, got {getattr(late, key)}; "
-                "late.* is for token vectors (colbert) with index=flat, hnsw, ivf_flat or ivf_pq"
-            )
-
-
-def _sparse_engines(
-    scorer: BiEncoder,
-    data: RankData,
-    sets: Mapping[str, Collection],
-    folders: Mapping[str, Path],
-    index_type: Any,
-    device: Device,
-) -> dict[str, Engine]:
-    """Open a search engine by term weights for each set; for the arguments see `vector_engines`."""
-    opened: dict[str, tuple[ImpactStore, Any]] = {}
-    engines: dict[str, Engine] = {}
-    for name, collection in sets.items():
-        fingerprint = collection.docs.fingerprint
-        if fingerprint not in opened:
-            store = ImpactStore(folders[fingerprint])
-            started = time.perf_counter()
-            opened[fingerprint] = store, index_type.over(store)
-            log.info(
-                "index over %d weights of %d docs ready in %.1f s",
-                store.matrix.nnz,
-                store.num_docs,
-                time.perf_counter() - started,
-            )
-        engines[name] = SparseEngine(scorer, data.collator(collection), *opened[fingerprint], device)
-    return engines
-
-
-def bm25_engines(sets: Mapping[str, Collection], make: Callable[..., BM25]) -> dict[str, BM25Engine]:
-    """Open a BM25 engine for each set; sets of one corpus share its index. `make` builds an index over docs."""
-    indexes: dict[str, BM25] = {}
-    for collection in sets.values():
-        if collection.docs.fingerprint not in indexes:
-            indexes[collection.docs.fingerprint] = make(docs=collection.docs)
-    return {name: BM25Engine(collection, indexes[collection.docs.fingerprint]) for name, collection in sets.items()}
 
 
 def search_set(engine: Engine, collection: Collection, depth: int, latency_queries: int) -> tuple[Run, dict[str, Any]]:

@@ -21,10 +21,11 @@ from ranker.data.refreshed import RefreshedSteps, Rounds
 from ranker.errors import CheckpointError
 from ranker.hashing import mix
 from ranker.retrieval.encode import Device
+from ranker.retrieval.engines import vector_engines
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.pipeline import EncodeOptions, encode_sets, mine_set, vector_engines
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets, mine_set
 from ranker.retrieval.search import LateOptions
 from ranker.types import Run, TrainStep
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 from unicodedata import is_normalized, normalize
 
 import regex
@@ -23,6 +25,23 @@ _ASCII = re.compile(r"(?<=\w')\w\b|(\w+)")
 # Unlike `re`, `regex` treats combining marks (Indic vowel signs) and joiners within a word as part of the word.
 _ANY = regex.compile(rf"(?V1)(?<=\w['’])\w\b|([\w--{_UNSPACED}]+)|([\w&&{_UNSPACED}]+)")
 _CHARACTERS = regex.compile(r"\X")
+
+
+def import_bm25s() -> Any:
+    """Import bm25s without JAX, and return it.
+
+    Where JAX is installed, bm25s starts it, and JAX then reserves three quarters of the GPU's memory. bm25s would take
+    the highest scores by it, which this package does itself.
+    """
+    jax = sys.modules.get("jax")
+    sys.modules["jax"] = None  # type: ignore[assignment]  # an import of it now raises ImportError, which bm25s expects
+    try:
+        import bm25s
+    finally:
+        del sys.modules["jax"]
+        if jax is not None:
+            sys.modules["jax"] = jax
+    return bm25s
 
 
 class Words:
@@ -53,8 +72,8 @@ class Words:
     ) -> None:
         # imported here: data that comes with candidates does not need these packages
         import Stemmer
-        from bm25s.tokenization import Tokenizer
 
+        tokenizer = import_bm25s().tokenization.Tokenizer
         if stemmer is not None and stemmer not in Stemmer.algorithms():
             raise ConfigError(
                 f"bm25.stemmer: expected one of {', '.join(Stemmer.algorithms())} or null, got {stemmer!r}; "
@@ -63,7 +82,7 @@ class Words:
         if min_word_chars < 1:
             raise ConfigError(f"bm25.min_word_chars: expected at least 1, got {min_word_chars}; raise it")
         try:
-            stopword_list = Tokenizer(stopwords=stopwords or []).stopwords  # type: ignore[arg-type]
+            stopword_list = tokenizer(stopwords=stopwords or []).stopwords
         except ValueError as error:
             raise ConfigError(
                 f"bm25.stopwords: expected a language that bm25s has stop words for or null, got {stopwords!r}; "

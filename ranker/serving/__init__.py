@@ -1,1 +1,1 @@
-"""The HTTP server: `server` starts it, `app` has its routes, `engine` and `queue` make batches, `model` scores them."""
+"""The HTTP server: `server` starts it, `app` has its routes, `engine` and `queue` build batches, `model` scores."""

@@ -27,8 +27,9 @@ from ranker.serving.schemas import BadRequest, Schemas, text_of
 
 log = logging.getLogger(__name__)
 
-CLIENT_GONE = 499  # for the metrics; nobody reads this answer
-DISCARDED = 8  # times the largest body that is read and thrown away, so that the client reads the answer
+CLIENT_GONE = 499  # status for the metrics; no client reads this answer
+# A body of up to this many times the bound is read and discarded, so that the client can read the answer.
+DISCARDED = 8
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class AppOptions:
 
     Args:
         limits: Bounds on requests.
-        sigmoid: Whether scores are the sigmoid of the model's, for requests that don't say.
-        token: The bearer token that /rerank, /score and /metrics need; None: none.
+        sigmoid: Whether scores are the sigmoid of the model's scores, for requests that do not set `raw_scores`.
+        token: The bearer token that /rerank, /score and /metrics require; None: no token.
         log_requests: Whether to log route, status and time of each request.
         calibration: Returns probabilities of relevance for scores [pairs]; with it they replace the model's scores and
             their sigmoid.
@@ -112,7 +113,7 @@ class _Routes:
     async def docs(self, _: Request) -> Response:
         return HTMLResponse(page(self.description))
 
-    # what they share ---------------------------------------------------------------------------------------------
+    # shared by the routes ----------------------------------------------------------------------------------------
 
     def _answered(self, route: str, handler: Handler, is_open: bool = False) -> Handler:
         """Return a handler that checks the token, and turns errors into answers."""
@@ -154,20 +155,20 @@ class _Routes:
             raise BadRequest(401, "expected the header Authorization: Bearer TOKEN with this server's token")
 
     async def _body(self, request: Request) -> bytes:
-        """Return a request's body; refuse it before it is read if the server can't take it.
+        """Return a request's body; if the server can't take it, refuse it before it is read.
 
         Raises:
-            BadRequest: The body is no JSON by its header, too large, or comes too slowly.
-            Unavailable: The server takes no requests now.
+            BadRequest: The content type is not JSON, or the body is too large or arrives too slowly.
+            Unavailable: The server accepts no requests now.
         """
         media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            # a web page may send other types to this server without asking it first
+            # browsers let a web page send other content types to this server without a preflight request
             raise BadRequest(415, f"expected Content-Type: application/json, got {media_type!r:.60}")
         self.engine.check(1)
         largest, expected = self.limits.body_bytes, request.headers.get("content-length", "0")
         size = int(expected) if expected.isdecimal() else 0
-        waits = "expect" in request.headers  # the client sends the body only after a sign of the server
+        waits = "expect" in request.headers  # the client sends the body only after the server's answer "100 Continue"
         if size > largest * (1 if waits else DISCARDED):
             raise BadRequest(413, f"expected a body of at most {largest} bytes, got {size}")
         chunks, size = [], 0
@@ -197,7 +198,7 @@ class _Routes:
         return shown
 
     async def _scores(self, request: Request, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, int]:
-        """Return the scores of pairs, float32 [pairs], and their number of tokens; stop if the client is gone."""
+        """Return the scores of pairs, float32 [pairs], and their number of tokens; stop if the client disconnects."""
         scoring = asyncio.ensure_future(self.engine.score(pairs))
         gone = asyncio.ensure_future(_client_gone(request))
         try:

@@ -1,8 +1,8 @@
 """Continuous batching: one thread runs the model over batches of the waiting pairs of all requests.
 
 A request's pairs are tokenized as soon as it is accepted. Whenever the model is free, the next batch takes waiting
-pairs up to the token budget: of several requests, or a part of a large one. While a GPU computes a batch, the thread
-prepares and launches the next one, if enough pairs are waiting to fill it.
+pairs up to the token budget: those of several requests, or a part of a large request. While a GPU computes a batch, the
+thread prepares and launches the next one, if enough pairs are waiting to fill it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ranker.serving.queue import Job, PairQueue
 log = logging.getLogger(__name__)
 
 MOST_RETRY_SECONDS = 60
-FAILING_BATCHES = 3  # after so many in a row without a score, the model counts as failing
-RATE_SHARE = 0.2  # of the latest batch in the running mean of pairs per second
+FAILING_BATCHES = 3  # after this many consecutive batches without a score, the state is `failing`
+RATE_SHARE = 0.2  # weight of the latest batch in the running mean of pairs per second
 
 
 class Engine:
     """Accept requests, batch their pairs, and score them in one thread. Call all methods in the event loop's thread.
 
     Args:
-        queue_pairs: Most pairs of accepted requests without scores; a further request is refused.
+        queue_pairs: Largest number of pairs that wait for scores; above it, requests are refused.
         metrics: Counters of batches and of the queue.
     """
 
@@ -89,7 +89,7 @@ class Engine:
             )
 
     async def score(self, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, int]:
-        """Score a request's pairs. If the caller is cancelled, those that are in no batch yet are left out.
+        """Score a request's pairs. If the caller is cancelled, pairs that are not in a batch yet are dropped.
 
         Args:
             pairs: Pairs of a query and a doc, at least one.
@@ -99,7 +99,7 @@ class Engine:
 
         Raises:
             Unavailable: See `check`.
-            ScoringFailed: See there.
+            ScoringFailed: See `ScoringFailed`.
         """
         self.check(len(pairs))
         assert self._model is not None
@@ -117,7 +117,7 @@ class Engine:
             self._count(-1, -len(pairs))
 
     async def drain(self, seconds: float) -> bool:
-        """Refuse new requests, and wait for those that were accepted; return whether all have ended in this time."""
+        """Refuse new requests, and wait at most `seconds` for the accepted ones; return whether all have ended."""
         self._stopping = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
@@ -220,7 +220,7 @@ def _launched(model: Model, parts: list[Part]) -> Callable[[], np.ndarray] | Exc
 def _outcomes(
     model: Model, parts: list[Part], wait: Callable[[], np.ndarray] | Exception
 ) -> list[np.ndarray | Exception]:
-    """Return each part's scores, or its error. After an error each part is scored alone, so that others succeed.
+    """Return each part's scores or error. After an error, each part is scored alone, so that the others succeed.
 
     Args:
         model: The model.
@@ -237,7 +237,7 @@ def _outcomes(
         where = traceback.extract_tb(error.__traceback__)[-1]
         # not the error's message, which may quote a request's text
         log.error("scoring failed: %s in %s:%d", type(error).__name__, where.filename, where.lineno)
-        return [ScoringFailed(f"the model failed over this request ({type(error).__name__})")]
+        return [ScoringFailed(f"the model failed on this request ({type(error).__name__})")]
     ends = np.cumsum([part.end - part.start for part in parts])
     return [
         part if np.isfinite(part).all() else ScoringFailed("the model gave a score that is not finite")

@@ -1,4 +1,4 @@
-"""What the server needs of a model, and the reasons for which a request gets no scores."""
+"""The protocol of a model that the server can run, and the errors for which a request gets no scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tokenized(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Pairs `start` to `end` (excluded) of a request, which are in one batch."""
+    """Pairs `start` to `end` (exclusive) of a request, which are in one batch."""
 
     pairs: Tokenized
     start: int
@@ -35,7 +35,7 @@ class Part:
 
 
 class Model(Protocol):
-    """What the server needs of a model.
+    """A model that the server can run.
 
     Attributes:
         max_tokens: Token budget of a batch.
@@ -46,21 +46,21 @@ class Model(Protocol):
     computes_aside: bool
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokenized:
-        """Tokenize a request's pairs of a query and a doc, at least one; several threads call it."""
+        """Tokenize a request's pairs of a query and a doc, at least one; several threads call this."""
         ...
 
     def launch(self, parts: Sequence[Part]) -> Callable[[], np.ndarray]:
-        """Start to score the parts' pairs; one thread calls it.
+        """Start to score the parts' pairs; one thread calls this.
 
         Returns:
-            A function that waits for the scores, one part after another, float32 [pairs], and returns them; the same
-            thread calls it, once, perhaps after it has launched the next batch.
+            A function that waits for the scores and returns them, one part after another, float32 [pairs]. The same
+            thread calls this function once, perhaps after it has launched the next batch.
         """
         ...
 
 
 class Unavailable(Exception):
-    """The model takes no requests now: it is loading, the server stops, or the queue is full.
+    """The server accepts no requests now: the model is loading, the server is stopping, or the queue is full.
 
     Args:
         message: The message.
@@ -74,11 +74,11 @@ class Unavailable(Exception):
 
 
 class ScoringFailed(Exception):
-    """The model raised an error over a request's pairs, or gave a score that is not finite."""
+    """The model raised an error on a request's pairs, or gave a score that is not finite."""
 
 
 def require_finite(model: Model) -> Model:
-    """Score a pair, so that the first request does not wait for what the model prepares; return the model.
+    """Score a pair, so that the first request does not wait for compilation and allocation; return the model.
 
     Raises:
         RankerError: The score is not finite.

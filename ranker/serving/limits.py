@@ -10,11 +10,11 @@ class Limits:
     """Bounds on requests; conf/serve.yaml explains them.
 
     Args:
-        docs: Most documents, or pairs, of a request.
-        text_chars: Most characters of a text.
+        docs: Largest number of documents, or pairs, of a request.
+        text_chars: Largest number of characters of a text.
         body_bytes: Largest body of a request.
-        queue_pairs: Most pairs of accepted requests that wait for their scores.
-        connections: Most open connections.
+        queue_pairs: Largest number of pairs of accepted requests that wait for their scores.
+        connections: Largest number of open connections.
         request_seconds: Longest time to receive a request's body, and longest time to score it.
         stop_seconds: Longest time that a stopping server works on accepted requests.
     """

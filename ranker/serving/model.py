@@ -35,7 +35,7 @@ class TokenizedPairs:
 
     @property
     def whole(self) -> bool:
-        """Whether the pairs of a query are a list, whose docs see each other."""
+        """Whether the pairs of a query are a list that the model reads together."""
         return self.collator.whole_lists
 
 
@@ -44,8 +44,8 @@ class RerankerModel:
 
     Args:
         reranker: The loaded model.
-        max_tokens: Token budget of a batch; None: 2,048 on a CPU, where larger batches are hardly faster and every
-            request in a batch waits for its end; else 65,536.
+        max_tokens: Token budget of a batch. None: 2,048 on a CPU, because larger batches are hardly faster there and
+            every request in a batch waits for the end of the batch; otherwise 65,536.
         tokenizers: Number of processes that tokenize; None: `default_count`.
     """
 
@@ -59,7 +59,7 @@ class RerankerModel:
         self._reranker = reranker.tokenized_by(lambda encoders: TokenizerProcesses(encoders, count).encoders)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> TokenizedPairs:
-        """Tokenize a request's pairs; each of its texts once."""
+        """Tokenize a request's pairs; each text is tokenized once."""
         texts = (dict.fromkeys(column) for column in zip(*pairs, strict=True))
         rows = [{text: row for row, text in enumerate(column)} for column in texts]
         queries, docs = ({str(row): text for text, row in part.items()} for part in rows)
@@ -89,7 +89,7 @@ class RerankerModel:
             query_rows, doc_rows, sizes = query_rows[first], doc_rows[first], sizes[first]
         order = np.arange(len(doc_rows))
         if collator.whole_lists:
-            order = np.argsort(query_rows, kind="stable")  # a request's queries are rows of their own
+            order = np.argsort(query_rows, kind="stable")  # equal queries of different requests have different rows
             query_rows, grid = _by_query(query_rows[order], doc_rows[order])
         elif collator.reads == "pairs":
             order = np.argsort(-sizes, kind="stable")  # little padding for encoders that need it
@@ -149,7 +149,7 @@ def _joined(parts: Sequence[Part]) -> tuple[Collator, np.ndarray, np.ndarray, np
 
 
 def _by_query(query_rows: np.ndarray, doc_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group consecutive pairs of one query: query rows [groups]; doc rows [groups, docs], -1 where a group has none."""
+    """Group consecutive pairs of a query: query rows [groups], and doc rows [groups, docs] with -1 for no doc."""
     is_first = np.diff(query_rows, prepend=-1) != 0
     starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
     column = np.arange(len(query_rows)) - starts[group]

@@ -12,14 +12,14 @@ from ranker.serving.schemas import Schemas
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 ERRORS = {
-    400: "The body is no JSON.",
+    400: "The body is not JSON.",
     401: "The bearer token is missing or wrong.",
-    408: "The body came too slowly.",
+    408: "The body arrived too slowly.",
     413: "The body is too large.",
-    415: "The body is of another type than application/json.",
+    415: "The content type is not application/json.",
     422: "The body lacks a key, or a value is wrong, too long or too many.",
     429: "The queue is full; Retry-After says when to try again.",
-    500: "The model failed over this request.",
+    500: "The model failed on this request.",
     503: "The model is loading, or the server is stopping.",
     504: "The scores took too long.",
 }

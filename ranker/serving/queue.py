@@ -33,7 +33,7 @@ class Job:
 
 
 class PairQueue:
-    """Requests in the order in which they came; several threads may use it."""
+    """Requests in the order of their arrival; several threads may use the queue."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
@@ -56,17 +56,18 @@ class PairQueue:
             self._changed.notify()
 
     def take(self, max_tokens: int, only_full: bool = False) -> list[tuple[Job, Part]]:
-        """Wait for pairs, and take those of the first requests up to the budget; a pair above it goes alone.
+        """Wait for pairs, and take pairs of the first requests up to the budget; a larger pair is a batch by itself.
 
-        A request that must be whole goes with all its pairs, or waits for the next batch. A request that filled a whole
-        batch goes behind the others, so that large ones don't hold up small ones.
+        A request that must not be split is taken with all its pairs, or waits for the next batch. A request that filled
+        a whole batch moves to the end of the queue, so that small requests need not wait for large ones.
 
         Args:
             max_tokens: Token budget.
-            only_full: Whether not to wait, and to take nothing if fewer tokens than the budget are waiting.
+            only_full: Do not wait, and take nothing if fewer tokens than the budget are waiting.
 
         Returns:
-            The requests with their pairs of the batch; empty: the queue is closed and empty, or there is no full batch.
+            The requests with their pairs in the batch; an empty list if the queue is closed and empty, or if
+            `only_full` and there is no full batch.
         """
         with self._changed:
             if only_full:

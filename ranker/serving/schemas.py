@@ -29,7 +29,7 @@ class BadRequest(Exception):
 
     Args:
         status: The HTTP status.
-        message: What was expected, and what came.
+        message: What was expected, and what was received.
         retry_seconds: Seconds after which to try again; None: trying again does not help.
     """
 
@@ -145,7 +145,7 @@ def _parse(model: Any, body: bytes) -> Any:
 
 
 def _fault(detail: ErrorDetails) -> str:
-    """Say where a body is wrong, what was expected, and what came."""
+    """Return a message: where a body is wrong, what was expected, and what was received."""
     where = ".".join(str(part) for part in detail["loc"] if part not in ("string", "object")) or "body"
     message = f"{where}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
     if detail["type"] == "missing":

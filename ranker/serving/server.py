@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
-CLOSE_SECONDS = 5  # to send the last answers, and for the last batch after a drain that took too long
+CLOSE_SECONDS = 5  # time to send the last answers, and to end the last batch if the accepted requests took too long
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -76,7 +76,7 @@ async def _serve(
 
 
 class Server(uvicorn.Server):
-    """A server that, at a signal, answers the accepted requests while it refuses new ones, and then ends.
+    """A server that answers accepted requests and refuses new ones after a signal, and then ends.
 
     Args:
         engine: The engine that scores.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,9 @@ from torch.nn.functional import pad
 from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim import TextVectors, blocks
 from ranker.models.interface import BiEncoder
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.contrastive_parts import Direction, Gradients, Penalties
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
@@ -310,60 +311,6 @@ class ContrastiveModule(RerankModule):
                 some = block[torch.isin(block, anchors)]
                 parts += [(query_rows, some, some - block[0]) for query_rows in of_others if len(some)]
             yield block, parts
-
-
-class Gradients(NamedTuple):
-    """This device's part of a step's loss, and its gradients.
-
-    Attributes:
-        total: This part of the loss, [].
-        by_queries: Gradient with respect to each query vector of the step, [query vectors, dim].
-        by_docs: Gradient with respect to each doc vector of the step, [doc vectors, dim].
-        parameters: Parameters of the loss and of the scoring, each with its gradient.
-    """
-
-    total: Tensor
-    by_queries: Tensor
-    by_docs: Tensor
-    parameters: list[tuple[nn.Parameter, Tensor]]
-
-
-class Penalties(NamedTuple):
-    """A part of the loss that depends on the vectors directly, and its gradients.
-
-    Attributes:
-        value: The part of the loss, [].
-        by_queries: Gradient with respect to each query vector, [queries, dim], or [1, dim] if all are equal.
-        by_docs: Gradient with respect to each doc vector, [docs, dim] or [1, dim].
-    """
-
-    value: Tensor
-    by_queries: Tensor
-    by_docs: Tensor
-
-
-class Direction(NamedTuple):
-    """One of the two directions of the loss: queries rank docs, or positive docs rank queries.
-
-    Attributes:
-        anchors: Rows of `scores` whose rankings this device computes; each row ranks the columns. int64 [anchors].
-        num_anchors: Number of such rows on all devices.
-        anchor_groups: Each row's group, int64 [rows].
-        candidate_groups: Each column's group, int64 [columns].
-        labels: Label of each column for rows of its own group, [columns]; for other rows the label is 0.
-        scores: [rows, columns].
-        gradients: The loss's gradient with respect to `scores`, added up in place, [rows, columns].
-        mask: True where a column is a candidate of a row, bool [rows, columns].
-    """
-
-    anchors: Tensor
-    num_anchors: int
-    anchor_groups: Tensor
-    candidate_groups: Tensor
-    labels: Tensor
-    scores: Tensor
-    gradients: Tensor
-    mask: Tensor
 
 
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:

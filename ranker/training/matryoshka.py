@@ -19,7 +19,8 @@ from ranker.errors import ConfigError
 from ranker.hashing import mix
 from ranker.interactions.maxsim import TextVectors
 from ranker.models.dpr import DPR
-from ranker.training.contrastive_module import ContrastiveModule, Gradients, Penalties
+from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.contrastive_parts import Gradients, Penalties
 from ranker.training.loss_inputs import loss_of
 from ranker.training.rerank_module import RerankModule
 from ranker.training.set_losses import SetLosses

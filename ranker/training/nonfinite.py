@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, NonFinite
 from ranker.files import verify_folder, write_sums
 from ranker.training.run_writer import write_json
 from ranker.types import Movable, TrainStep
@@ -55,6 +55,36 @@ class PendingStep:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._summary
+
+
+def report(module: Any, step: TrainStep, number: int, loss: float, norm: float) -> None:
+    """Write the dump of a step that is not finite; then log that it is skipped, or end the training.
+
+    Args:
+        module: The RerankModule.
+        step: This device's part.
+        number: Number of optimizer steps before this one.
+        loss: The step's loss.
+        norm: The step's gradient norm.
+
+    Raises:
+        NonFinite: `nonfinite.action` is `stop`.
+    """
+    loader: Any = module.trainer.train_dataloader
+    ids = loader.query_ids(step.epoch, step.index) if hasattr(loader, "query_ids") else []
+    dump = write_dump(module, step, number, loss, norm, ids) if module.nonfinite.folder is not None else None
+    text = (
+        f"training: expected a finite loss and gradient, got loss {loss} and gradient norm {norm} at step {number} "
+        f"(epoch {step.epoch}, step {step.index} of this epoch), "
+        f"queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"
+    )
+    if dump is not None:
+        text += f"; python -m ranker replay {dump} repeats it"
+    if module.nonfinite.action != "skip":
+        message = f"{text}; lower optim.lr, look at these queries, or set nonfinite=skip"
+        raise NonFinite(message if module.trainer.is_global_zero else "", loss, norm)
+    if module.trainer.is_global_zero:
+        log.warning("%s; skipped", text)
 
 
 def write_dump(

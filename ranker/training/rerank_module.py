@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
-from statistics import fmean
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,60 +14,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from ranker.data.collection import Collection
-from ranker.data.dataset import ScoreBatch, ScoreBatches
-from ranker.data.ranking import are_equal
+from ranker.data.dataset import ScoreBatch
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.lora import base_fingerprint, base_names
-from ranker.errors import CheckpointError, NonFinite
-from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
+from ranker.errors import CheckpointError
+from ranker.evaluation.metrics import parse_measures
 from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
 from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
-from ranker.training.nonfinite import PendingStep, write_dump
+from ranker.training.nonfinite import PendingStep, report
+from ranker.training.options import NonFiniteOptions, Optimization
 from ranker.training.set_losses import SetLosses
 from ranker.training.sharding import is_sharded, shard, whole_tensor
-from ranker.types import Loss, RankBatch, Run, TrainStep
+from ranker.training.validation import measured_sets
+from ranker.types import Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Optimization:
-    """How a training optimises.
-
-    Args:
-        optimizer: Makes the optimizer from parameter groups; None for a module that is only validated.
-        schedule: Learning rate factor by (step from 1, total steps); None for a module that is only validated.
-        total_steps: Optimizer steps of the whole training. None takes Lightning's estimate; such a training can't be
-            resumed in the middle of an epoch, because Lightning loads the data for the estimate and then does not
-            restore the loader's state.
-        weight_decay: Decay of matrices; biases and norms are not decayed.
-        max_norm: The gradient norm is clipped to this value; None, 0 and negative values do not clip, as in Lightning.
-        seed: Seeds the dropout of each step, so that a resumed run repeats it.
-    """
-
-    optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None
-    schedule: Callable[[int, int], float] | None = None
-    total_steps: int | None = None
-    weight_decay: float = 0.01
-    max_norm: float | None = 1.0
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class NonFiniteOptions:
-    """What happens at a step whose loss or gradient is not finite.
-
-    Args:
-        action: `stop` ends the training; `skip` changes no weight and no optimizer state, and the step still counts
-            towards `total_steps`.
-        folder: Folder in which such a step is stored; `python -m ranker replay` repeats it. None stores none.
-    """
-
-    action: str = "stop"
-    folder: Path | None = None
 
 
 class RerankModule(pl.LightningModule):
@@ -355,35 +315,13 @@ class RerankModule(pl.LightningModule):
         self.shown["train/loss"] = float(summary[0])
         if self._is_finite(summary):
             return True
-        self._report(pending.step, pending.number, *summary[:2].tolist())
+        report(self, pending.step, pending.number, *summary[:2].tolist())
+        self.skipped_steps += 1
         return False
 
     def _is_finite(self, summary: Tensor) -> bool:
         """Whether a step's loss and gradient norm, on the host, are finite."""
         return bool(torch.isfinite(summary).all())
-
-    def _report(self, step: TrainStep, number: int, loss: float, norm: float) -> None:
-        """Write the step's dump; then count the step as skipped, or end the training.
-
-        Raises:
-            NonFinite: `nonfinite.action` is `stop`.
-        """
-        loader: Any = self.trainer.train_dataloader
-        ids = loader.query_ids(step.epoch, step.index) if hasattr(loader, "query_ids") else []
-        dump = write_dump(self, step, number, loss, norm, ids) if self.nonfinite.folder is not None else None
-        text = (
-            f"training: expected a finite loss and gradient, got loss {loss} and gradient norm {norm} at step {number} "
-            f"(epoch {step.epoch}, step {step.index} of this epoch), "
-            f"queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"
-        )
-        if dump is not None:
-            text += f"; python -m ranker replay {dump} repeats it"
-        if self.nonfinite.action != "skip":
-            message = f"{text}; lower optim.lr, look at these queries, or set nonfinite=skip"
-            raise NonFinite(message if self.trainer.is_global_zero else "", loss, norm)
-        self.skipped_steps += 1
-        if self.trainer.is_global_zero:
-            log.warning("%s; skipped", text)
 
     # validation
     # ----------------------------------------------------------------------------------------------------
@@ -401,44 +339,12 @@ class RerankModule(pl.LightningModule):
         if self.trainer.sanity_checking:
             self._collectors.clear()
             return
-        sets: dict[str, Collection] = self.trainer.datamodule.val_sets  # type: ignore[attr-defined]
-        loaders: Any = self.trainer.val_dataloaders
-        loaders = loaders if isinstance(loaders, list) else [loaders]
-        devices = Devices(self.device, self.trainer.global_rank, self.trainer.world_size)
-        measured: dict[str, list[float]] = {}
         shown = str(parse_measures(self.measures)[0])
-        for i, ((name, collection), loader) in enumerate(zip(sets.items(), loaders, strict=True)):
-            batches: ScoreBatches = loader.dataset
-            run = self._collectors.setdefault(i, ScoreCollector()).run(batches, devices)
-            values = devices.broadcast(devices.on_first(partial(self._measure, run or {}, collection)))
-            for measure, value in values.items():
-                measured.setdefault(measure, []).append(value)
-                key = f"val/{name}/{measure}" if name else f"val/{measure}"
-                self.log(key, value, prog_bar=key == f"val/{shown}", sync_dist=False)
-        if "" not in sets:
-            for measure, of_sets in measured.items():
-                if len(of_sets) == len(sets):
-                    self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
+        devices = Devices(self.device, self.trainer.global_rank, self.trainer.world_size)
+        for key, value in measured_sets(self.trainer, devices, self.measures, self._collectors).items():
+            self.log(key, value, prog_bar=key == f"val/{shown}", sync_dist=False)
 
     def on_validation_end(self) -> None:
         """Drop gathered weights, if the strategy shards them."""
         if is_sharded(self.trainer.strategy):
             self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]
-
-    def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
-        """Return a run's means by their reported names, and also by the names in `measures` where these differ.
-
-        Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
-        """
-        if are_equal(run):
-            log.warning(
-                "validation at step %d: all candidates of each query have the same score, so the measures are those of "
-                "an order by ids; the model has collapsed: lower optim.lr, or take an earlier checkpoint",
-                self.trainer.global_step,
-            )
-        qrels: Any = collection.qrels
-        means = evaluate(run, qrels, self.measures, collection.relevance).means
-        for configured in parse_measures(self.measures):
-            (measured,) = with_relevance([configured], collection.relevance)
-            means.setdefault(str(configured), means[str(measured)])
-        return means

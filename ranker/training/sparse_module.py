@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors
-from ranker.training.contrastive_module import ContrastiveModule, Penalties
+from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.contrastive_parts import Penalties
 from ranker.types import TrainStep
 
 REGULARIZERS = ("flops", "l1", "df_flops")

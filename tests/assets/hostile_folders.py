@@ -1,6 +1,6 @@
-"""Makes folders as someone might send them who wants to read, write or run more than a folder may.
+"""Makes hostile folders: folders by which an attacker tries to read, write or run what no folder may.
 
-Each maker takes a `Site` and returns the folder; what it tries leaves a trace in `site.traces` or changes
+Each maker takes a `Site` and returns the folder. An attack that succeeds leaves a trace in `site.traces` or changes
 `site.outside`.
 """
 
@@ -21,7 +21,7 @@ class Site:
 
     Args:
         root: A new folder for everything.
-        models: Sound model folders by name, to be copied.
+        models: Harmless model folders by name; the makers copy them.
     """
 
     root: Path
@@ -41,7 +41,7 @@ class Site:
         return f"touch {self.traces / 'ran'}"
 
     def state(self) -> dict[str, bytes]:
-        """All files that nothing may add, remove or change: everything but the folder itself."""
+        """All files outside the folder itself: no attack may add, remove or change one."""
         return {
             str(path): path.read_bytes()
             for part in (self.traces, self.outside)
@@ -51,7 +51,7 @@ class Site:
 
 
 class Evil:
-    """What unpickles as a call."""
+    """An object whose unpickling runs a shell command."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -77,7 +77,7 @@ LOGGING = "version: 1, handlers: {console: {'()': os.system, command: 'TOUCH'}}"
 
 
 def deep(levels: int) -> str:
-    """Nested lists."""
+    """Lists nested this many levels deep."""
     return "[" * levels + "]" * levels
 
 

@@ -1,4 +1,4 @@
-"""A home folder for ir_datasets without network: real small collections, and a tiny MS MARCO in its file formats."""
+"""A home folder for ir_datasets that needs no network: small real collections, and a tiny one in MS MARCO's formats."""
 
 import gzip
 import importlib
@@ -10,7 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-# The official collection is encoded twice in places; ir_datasets mends that. `raw` is what the archive holds.
+# Some texts of the official collection are encoded twice, as passage 1 is here; ir_datasets repairs them.
 PASSAGES = {
     "0": (
         "The presence of communication amid scientific minds was equally important to the success of the Manhattan "
@@ -34,7 +34,7 @@ TRAIN_QRELS = {"121352": {"0": 1}, "634306": {"7": 1}, "920825": {"1": 1}, "5106
 TRIPLES = [("121352", "0", "3"), ("634306", "7", "1"), ("121352", "0", "4"), ("920825", "1", "5"), ("510633", "3", "2")]
 DEV_QUERIES = {"1048585": "what is paula deen's capital", "2": "androgen receptor define"}
 DEV_QRELS = {"1048585": {"1": 1}, "2": {"5": 1}}
-TOP1000_DEV = [("2", "2"), ("1048585", "7"), ("2", "5"), ("1048585", "1")]  # lines of a query need not stand together
+TOP1000_DEV = [("2", "2"), ("1048585", "7"), ("2", "5"), ("1048585", "1")]  # a query's lines may be apart
 DL19_QUERIES = {
     "156493": "do goldfish grow",
     "1110199": "what is wifi vs bluetooth",
@@ -46,7 +46,7 @@ DL20_QRELS = {"1030303": {"1": 2, "7": 0}}
 
 
 def fresh_ir_datasets(monkeypatch, home):
-    """Import ir_datasets anew with its home in `home`; what was imported before comes back after the test."""
+    """Import ir_datasets again, with `home` as its home; after the test, the modules imported before are back."""
     monkeypatch.setenv("IR_DATASETS_HOME", str(home))
     monkeypatch.setenv("IR_DATASETS_DL_TRIES", "1")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ir_datasets"]:

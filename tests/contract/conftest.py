@@ -1,4 +1,4 @@
-"""Following a page that shows how to add something: its files are written, imported and tested as they stand there."""
+"""Follow a page that shows how to add something: write its files exactly as the page has them, import and test them."""
 
 import importlib.util
 import re

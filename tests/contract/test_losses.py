@@ -108,7 +108,7 @@ def check_groups_without_docs_count_zero(loss: Loss) -> None:
     """PC-53 (a): a softmax over nothing but masked cells is NaN."""
     for junk in (0.0, torch.nan, torch.inf):
         filled = torch.full((2, 3), junk)
-        with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either: users debug with this
+        with torch.autograd.set_detect_anomaly(True):  # no intermediate value is NaN either
             value, gradient = value_and_gradient(loss, filled, filled, torch.zeros(2, 3, dtype=torch.bool))
         assert value == 0
         assert (gradient == 0).all()
@@ -183,7 +183,7 @@ def check_device_is_never_waited_for(loss: Loss) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Numbers in the largest tensor that anything gives."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     numbers = 0
 
@@ -203,7 +203,7 @@ def check_a_loss_that_compares_pairs_says_so(loss: Loss) -> None:
 
 
 def told_apart(loss: Loss, high: float, low: float) -> bool:
-    """Whether two labels mean different things to the loss; to LCE, grades 1 and 2 do not."""
+    """Whether the loss distinguishes two labels; LCE, for example, does not distinguish grades 1 and 2."""
     scores, mask = torch.tensor([[0.3, -0.2]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
     one_way, other_way = (
         loss(scores, torch.tensor([pair], dtype=torch.float64), mask) for pair in ((high, low), (low, high))
@@ -299,7 +299,7 @@ FAULTS: dict[str, Callable[[Loss, Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def is_symmetric(loss: Loss) -> bool:
-    """Whether a loss is the same function of labels and scores as of scores and labels, as a squared difference is."""
+    """Whether a loss stays the same if scores and labels are exchanged, as a squared difference does."""
     return all(
         torch.equal(loss(scores, labels, mask), loss(labels, scores, mask))
         for scores, labels, mask in map(groups, KINDS)

@@ -1,4 +1,4 @@
-"""What every model of conf/model that can be trained must do, on the tiny random encoder or language model.
+"""What every trainable model of conf/model must do, tested with the tiny random encoder or language model.
 
 A new model is tested as soon as its yaml exists.
 """
@@ -21,7 +21,7 @@ from ranker.config.signatures import attribute_of
 from ranker.data.collection import Splits
 from ranker.data.sources.files import Files
 from ranker.losses.lce import LCE
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.first_stage import with_candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = [

@@ -1,6 +1,6 @@
-"""What holds of every data source: one test class over conf/data/*.yaml; a new yaml is found by itself.
+"""The contract of every data source: one test class over conf/data/*.yaml, which finds a new yaml without an entry.
 
-A source that needs options gets them in `OPTIONS`; one that runs as its yaml stands needs no entry.
+A source with mandatory options gets them in `OPTIONS`; a source whose yaml needs none has no entry there.
 """
 
 import gzip
@@ -16,13 +16,13 @@ from omegaconf import OmegaConf
 
 from ranker.config.targets import PASSED, SHARED_KEYS
 from ranker.data.collection import Splits
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.first_stage import with_candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("ir_datasets_home", ROOT / "tests" / "assets" / "ir_datasets_home.py")
 assets = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(assets)
-# mixed.yaml is no source: it holds several (tests/unit/data/test_mixed.py, tests/end_to_end/test_mixed.py)
+# mixed.yaml combines sources and has its own tests (tests/unit/data/test_mixed.py, tests/end_to_end/test_mixed.py)
 YAMLS = [path for path in sorted((ROOT / "conf" / "data").glob("[!_]*.yaml")) if path.stem != "mixed"]
 
 

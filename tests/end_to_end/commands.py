@@ -72,5 +72,5 @@ def run_folder(where: Path) -> Path:
 
 
 def by_start(folder: Path) -> list[Path]:
-    """Return the run folders of a folder in the order of their starts; names of one second have a random order."""
+    """Return the run folders of a folder by start time; folder names alone do not order runs of the same second."""
     return sorted(folder.iterdir(), key=lambda run: (run / "environment.json").stat().st_mtime_ns)

@@ -12,7 +12,8 @@ from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions, TrainDocs
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.lce import LCE
@@ -22,7 +23,7 @@ from ranker.models.dpr import DPR
 from ranker.training import contrastive_module
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, Sizes
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
@@ -51,7 +52,7 @@ class Recorded(ContrastiveModule):
 
 
 class RecordedMatryoshka(Recorded, MatryoshkaModule):
-    """The same at several sizes."""
+    """Keeps the loss of a step that is trained at several vector sizes."""
 
 
 class OnePass(Recorded):

@@ -1,9 +1,9 @@
 """Run the entry scripts in forked children of one process that has imported everything.
 
-A run costs a second, because importing everything takes ten, and the run is a real process that can be killed. `Forks`
-is the interface for tests. The same file, run as a script, is the process that forks: it reads one JSON line per
-command and writes one JSON line per answer. With `preloaded`, the processes that a run starts as `python SCRIPT` or
-`python -m MODULE` are forked as well.
+A run in a forked child takes one second, while importing everything would take ten; and the child is a real process
+that can be killed. `Forks` is the interface for tests. The same file, run as a script, is the process that forks: it
+reads one JSON line per command and writes one JSON line per answer. With `preloaded`, the processes that a run starts
+as `python SCRIPT` or `python -m MODULE` are forked as well.
 """
 
 import atexit

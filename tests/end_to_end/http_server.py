@@ -1,4 +1,4 @@
-"""A server in a thread of the test, reached over a socket, and a model that can be held up."""
+"""A server in a thread of the test process, which tests reach over a socket, and a model that tests can pause."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from ranker.serving.server import listen, serve
 
 
 class HeldModel(RerankerModel):
-    """The real model; its batches wait while `go` is not set, and `failing` raises an error over its texts."""
+    """The real model, which waits before each batch until `go` is set and fails at a batch with the doc `failing`."""
 
     def __init__(self, reranker, max_tokens=None, failing=None):
         super().__init__(reranker, max_tokens)
@@ -37,7 +37,7 @@ class HeldModel(RerankerModel):
 
 @contextmanager
 def running(load, token=None, sigmoid=False, log_requests=False, **limits):
-    """Serve what `load` returns; yields a client of the server, whose `server` is it."""
+    """Serve the model that `load` returns; yields an HTTP client whose attribute `server` is the server."""
     listening = listen("127.0.0.1", 0)
     options = AppOptions(Limits(**limits), sigmoid, token, log_requests)
     started, servers, errors = threading.Event(), [], []
@@ -63,7 +63,7 @@ def running(load, token=None, sigmoid=False, log_requests=False, **limits):
 
 
 def wait_until(client, check, seconds=60):
-    """Wait until a condition on the health's status or on the metrics holds."""
+    """Wait until `check(client)` is true, such as a condition on /health or /metrics."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if check(client):

@@ -1,6 +1,6 @@
-"""Run a script, the first argument, on a CPU that claims to have bfloat16 and to gain from it at any size.
+"""Run a script (the first argument) as if the CPU had bfloat16 instructions and gained from them at any model size.
 
-torch imitates what the CPU has not, with the same roundings.
+Where the CPU lacks the instructions, torch imitates them with the same roundings.
 """
 
 import runpy

@@ -16,7 +16,8 @@ from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.data.windows import Windows
 from ranker.distillation.layers import Layers
 from ranker.distillation.module import DistillationModule
@@ -38,7 +39,8 @@ from ranker.models.monobert import MonoBERT
 from ranker.passages.maxp import MaxP
 from ranker.passages.parade_transformer import ParadeTransformer
 from ranker.passages.windowed import Windowed
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 
 
@@ -93,7 +95,7 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
 
 
 def by_windows(scorer: Any, aggregation: str) -> Windowed:
-    """The scorer by windows of 8 tokens: at most 4 of a doc, which BM25 selects if it reads pairs."""
+    """The scorer on windows of 8 tokens, at most 4 a doc; for a scorer that reads pairs, BM25 selects them."""
     windows = Windows(8, 6, most=4, select="bm25" if scorer.reads == "pairs" else "first")
     return Windowed.of(scorer, windows, MaxP() if aggregation == "maxp" else ParadeTransformer(scorer.vector_dim))
 

@@ -1,6 +1,7 @@
 """Small trainings on three sets under different hardware layouts, run by test_mixed_invariance.py."""
 
 import importlib.util
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.datamodule import RankData
 from ranker.data.mixed_data import MixedData, MixedSet
+from ranker.data.options import BatchOptions, TrainDocs
 from ranker.data.sources.mixed import Mixed
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
@@ -21,16 +23,21 @@ from ranker.losses.mse import MSE
 from ranker.losses.ranknet import RankNet
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
+from ranker.models.splade import SPLADE
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 from ranker.training.set_losses import SetLosses
+from ranker.training.sparse_module import SparseModule, Sparsity
 
-spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
-invariance_run = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(invariance_run)
+spec = importlib.util.spec_from_file_location("sparse_run", Path(__file__).with_name("sparse_run.py"))
+sparse_run = importlib.util.module_from_spec(spec)
+sys.modules.setdefault("sparse_run", sparse_run)
+spec.loader.exec_module(sparse_run)
+invariance_run = sparse_run.invariance_run
 
-CASES = ("mixed", "one_set", "in_batch")
+CASES = ("mixed", "one_set", "in_batch", "sparse")
 
 
 @dataclass
@@ -42,15 +49,16 @@ class Job:
     devices: int = 1
     max_tokens: int = 100_000
     fault: str = ""
+    one_pass: bool = False
 
 
 def made(job: Job) -> MixedData:
-    """Nine queries with judgements, five with a teacher's scores and shorter texts, four triples."""
+    """Three sets: nine queries with judgements, five with a teacher's scores and shorter texts, and four triples."""
     judged = invariance_run.collection(9)
     few = invariance_run.collection(5)
     taught = replace(few, queries={name: f"{text} bab" for name, text in few.queries.items()})
     triples = replace(few, triples=[(f"q{i}", f"d{6 * i}", f"d{6 * i + 1}") for i in range(4)])
-    texts = job.case == "in_batch"
+    texts = job.case in ("in_batch", "sparse")
     teacher = Path(job.cache) / "teacher.trec"
     lines = [f"q{i} Q0 d{6 * i + j} {j + 1} {3.0 - j} t\n" for i in range(5) for j in range(4)]
     teacher.write_text("".join(lines))
@@ -85,11 +93,24 @@ class Recorded:
 
 
 class RecordedModule(Recorded, RerankModule):
-    """Each query against its own docs."""
+    """Compares each query with its own docs."""
 
 
 class RecordedContrast(Recorded, ContrastiveModule):
-    """Each query against the docs of its step."""
+    """Compares each query with all docs of its step."""
+
+
+class RecordedSparse(Recorded, SparseModule):
+    """In-batch negatives and penalties; keeps their factor at each step."""
+
+    def penalties(self, queries, docs, step):
+        found = super().penalties(queries, docs, step)
+        self.kept_factors.append(self.factor.item())
+        return found
+
+
+class OnePass(Recorded, sparse_run.OnePass):
+    """The reference: penalties by autograd over one forward pass."""
 
 
 class EqualSets(SetLosses):
@@ -106,19 +127,24 @@ def train(job: Job) -> dict[str, Any]:
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())
-    texts = job.case == "in_batch"
+    texts = job.case in ("in_batch", "sparse")
     data = made(job)
     losses = (EqualSets if job.fault == "equal sets" else SetLosses)(
         {"judged": RankNet(), "taught": LCE() if texts else MSE(affine=True), "triples": LCE()}
     )
-    module: Any = (RecordedContrast if texts else RecordedModule)(
-        DPR(encoder) if texts else MonoBERT(encoder),
+    kinds: dict[str, Any] = {"in_batch": RecordedContrast, "sparse": OnePass if job.one_pass else RecordedSparse}
+    models: dict[str, Any] = {"in_batch": DPR, "sparse": SPLADE}
+    penalties = {"sparsity": Sparsity("df_flops", 0.02, 0.05, penalty_warmup=1.0)} if job.case == "sparse" else {}
+    module: Any = kinds.get(job.case, RecordedModule)(
+        models.get(job.case, MonoBERT)(encoder),
         ["nDCG@10", "RR"],
         loss=losses,
         optimization=Optimization(
             lambda groups: torch.optim.AdamW(groups, lr=3e-3), lambda step, total: linear(step, total, warmup=2)
         ),
+        **penalties,
     ).double()
+    module.kept_factors = []
     module.kept, module.kept_sets = [], []
     trainer = invariance_run.small_trainer(job.devices, max_epochs=2, precision="64-true", log_every_n_steps=1)
     trainer.fit(module, datamodule=data)
@@ -126,6 +152,7 @@ def train(job: Job) -> dict[str, Any]:
         "losses": module.kept,
         "sets": module.kept_sets,
         "groups": losses.groups,
+        "factors": module.kept_factors,
         "val": {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")},
         "weights": {key: value.clone() for key, value in module.state_dict().items()},
     }

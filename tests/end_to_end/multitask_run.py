@@ -12,7 +12,8 @@ from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
@@ -21,7 +22,7 @@ from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
 from ranker.multitask.steps import TaskData
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
@@ -100,7 +101,7 @@ def spans_file(cache: Path, collection) -> Path:
 
 
 def made(job: Job) -> tuple[Multitask, TaskData]:
-    """Model and data."""
+    """The model and the data of a job."""
     groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups
     cache = Path(job.cache)
     heads = [

@@ -21,7 +21,7 @@ from ranker.pretraining.objectives.mlm import MLM
 from ranker.pretraining.objectives.prop import PROP
 from ranker.pretraining.steps import PretrainData
 from ranker.pretraining.texts import Texts
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))

@@ -1,4 +1,4 @@
-"""Run several command lines one after another in one process, as a multirun does, so that imports happen once.
+"""Run several command lines one after another in one process, so that imports happen once, as in a Hydra multirun.
 
 Input: a JSON file of {name: [script, argument, ...]}; an argument value `@GLOB` is replaced by the first path that
 matches when the command starts.

@@ -1,4 +1,4 @@
-"""Small trainings with sharded weights, run by test_sharding.py in two processes, and the same ones in one process."""
+"""Small trainings, which test_sharding.py runs in two processes with sharded weights and in one process without."""
 
 import importlib.util
 import sys
@@ -13,13 +13,14 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as collectives
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
 from ranker.losses.ranknet import RankNet
 from ranker.models.lm_reranker import LMReranker
 from ranker.models.monobert import MonoBERT
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 from ranker.training.sharding import ShardedStrategy
 

@@ -12,7 +12,8 @@ from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions, TrainDocs
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.lce import LCE
@@ -20,7 +21,7 @@ from ranker.losses.margin_mse import MarginMSE
 from ranker.models.splade import SPLADE
 from ranker.models.tildev2 import TILDEv2
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.sparse_module import SparseModule, Sparsity, frequency_factor
 
 spec = importlib.util.spec_from_file_location("contrastive_run", Path(__file__).with_name("contrastive_run.py"))

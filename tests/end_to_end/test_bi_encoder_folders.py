@@ -1,4 +1,4 @@
-"""Trainings of bi-encoders from folders of other programs and with new markers end and resume as they should."""
+"""Bi-encoders that start from another program's folder, or with new marker tokens, train and resume correctly."""
 
 import json
 
@@ -24,7 +24,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A bi-encoder in sentence-transformers' layout with what no configuration of model=dpr names."""
+    """A bi-encoder in sentence-transformers' layout with modules that no key of model=dpr describes."""
     torch.manual_seed(3)
     scorer = DPR(load_encoder("tiny", dropout=0.0), pooling="last", query_prompt="query: ")
     scorer.projection = nn.Sequential(nn.Linear(32, 48), nn.Mish(), nn.Linear(48, 8, bias=False), nn.Identity())

@@ -1,4 +1,4 @@
-"""`ranker compress`: a run becomes a smaller model that evaluates and trains further; mistakes in one line."""
+"""`ranker compress` makes a smaller model, which evaluates and trains further; each mistake is a one-line error."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_a_smaller_model_is_trained_further_as_its_run_was(done, where):
 
 
 def test_the_scores_of_the_run_are_calibrated(done, where):
-    """The file's errors are those of the run files, by the map in it."""
+    """The map in the file lowers the negative log-likelihood of the test pairs and gives numbers between 0 and 1."""
     assert done["calibrate"]["code"] == 0, done["calibrate"]["out"]
     folder = next((where / "outputs/calibrated").iterdir())
     content = json.loads((folder / "calibration.json").read_text())

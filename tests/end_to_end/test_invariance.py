@@ -11,7 +11,8 @@ import torch
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.tiny import tiny_tokenizer
 
 SCRIPT = Path(__file__).with_name("invariance_run.py")

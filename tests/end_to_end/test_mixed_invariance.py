@@ -84,6 +84,14 @@ def test_groups_are_counted_and_every_set_is_learned_from(whole, case):
     assert case == "mixed" or ((parts > 0).sum(1) == 1).all()
 
 
+def test_penalties_of_a_mix_are_those_of_each_step_s_texts_and_grow_over_all_sets_steps(cache, whole):
+    """A penalty is a function of the means over the texts of a step, which are of one set; the warm-up counts steps."""
+    assert_equal(mixed_run.train(Job(str(cache), "sparse", one_pass=True)), whole["sparse"])
+    assert whole["sparse"]["factors"] == pytest.approx([(step / 12) ** 2 for step in range(1, 13)])
+    weights = whole["sparse"]["weights"]
+    assert weights["averaged"] == 12 and 0 < weights["frequencies"].max() <= 1
+
+
 def test_the_map_of_a_set_s_loss_is_trained(whole):
     stored = {key: value.item() for key, value in whole["mixed"]["weights"].items() if key.startswith("loss.")}
     assert set(stored) == {"loss.registered.1.log_scale", "loss.registered.1.shift"}

@@ -1,4 +1,4 @@
-"""The precision that a run takes by itself is stored, and a resumed run keeps it; what the CPU has not is refused."""
+"""An automatically chosen precision is stored, and a resumed run keeps it; one that the CPU lacks is refused."""
 
 import json
 from itertools import product

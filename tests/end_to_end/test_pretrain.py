@@ -38,7 +38,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def together(forks, tmp_path_factory):
-    """The same in two processes, with a budget that splits the steps."""
+    """The same pretrainings in two processes, with a token budget that splits each step."""
     where = tmp_path_factory.mktemp("pretrain")
     jobs = {name: {"objective": name, "devices": 2, "max_tokens": 160} for name in pretrain_run.OBJECTIVES}
     jobs["fault"] = {**jobs["mlm"], "fault": "share"}

@@ -37,7 +37,7 @@ from ranker.probing.subject import Subject
 from ranker.probing.tasks.bm25 import BM25Score
 from ranker.probing.tasks.sem import SemanticSimilarity
 from ranker.probing.tasks.tf import TermFrequency
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 from tests.unit.probing.mini import mini_collection
 
 SEVEN = ["bm25", "tf", "sem_svd", "ner", "coref_head", "fact", "rel"]

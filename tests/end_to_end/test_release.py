@@ -204,7 +204,7 @@ def test_a_published_folder_names_no_path_and_no_user(done, where, small_files):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What the hub's HTTP interface answers to the creation of a model and an upload; it keeps the files."""
+    """A stand-in for the hub's HTTP interface: creates models, accepts uploads and keeps the uploaded files."""
 
     files: dict = {}
     requests: list = []

@@ -1,4 +1,4 @@
-"""A page in a real browser: it opens without errors, sorts, filters and unfolds a query; hostile texts do nothing."""
+"""A page in a real browser: it opens without errors, sorts, filters and unfolds queries; hostile texts run no code."""
 
 import shutil
 

@@ -161,7 +161,7 @@ def test_a_fused_run_is_a_first_stage(done, where, small_files):
 
 
 def test_a_full_disk_is_one_line(done, forks, where, small_files):
-    """The system lets no file grow beyond 12,000 bytes; the other files of this evaluation are smaller."""
+    """A limit of 12,000 bytes a file stands for the full disk; only the report is larger."""
     a = f"run=own/evaluation/{small_files.name}/run.trec"
     qrels = f"qrels={small_files / 'qrels.test.txt'}"
     full = forks.run("evaluate.py", a, qrels, "hydra.run.dir=full", cwd=where, limit=12_000)
@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_line(done, forks, where, small_files):
         ("no judgements", "error: qrels: expected judgements for these runs, got none; set qrels=FILE or data=..."),
         ("one run", "error: runs: expected a list of 2 to 10 paths, as [A,B]; got "),
         ("no run", "with no run; name a run file or a run folder"),
-        ("other weights", "error: weights: expected 2 numbers, at least one above 0, as [0.7,0.3]; got [1, 2, 3]"),
+        ("other weights", "error: weights: expected 2 numbers, at least one above 0, such as [0.7,0.3]; got [1, 2, 3]"),
         ("other queries", "error: tune.qrels: expected judgements of queries that the runs have, got "),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_request_over_which_the_model_fails_fails_alone(reranker, caplog):
         wait_until(client, lambda c: metric(c, "ranker_queue_pairs") == 5)
         model.go.set()
         assert [answer.result().status_code for answer in answers] == [200, 500, 200]
-        assert answers[1].result().json()["error"] == "the model failed over this request (RuntimeError)"
+        assert answers[1].result().json()["error"] == "the model failed on this request (RuntimeError)"
     assert "RuntimeError" in caplog.text and "secret" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""`ranker serve` as a process: SIGTERM under load loses nothing; mistakes are one line and exit with 1."""
+"""`ranker serve` as a process: SIGTERM under load loses no request; a mistake is one line and exit code 1."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`ranker sizes`: one dpr model at each pair of layers and size; the kept pair is a model that searches alike."""
+"""`ranker sizes` measures a dpr model at each pair of layers and size; the model of a kept pair searches the same."""
 
 import json
 

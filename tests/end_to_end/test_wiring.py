@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scorer import build_optimizer, build_scorer
 from ranker.checkpoint import load_scorer
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 
 SMALL = [
     "encoder=tiny",
@@ -51,7 +52,7 @@ def scores_of(scorer, folder):
 
 @pytest.fixture(scope="module")
 def worse(forks, small_files, tmp_path_factory):
-    """A training that gets worse on validation: training queries, with all docs relevant except the trained one."""
+    """A training that gets worse: in validation every doc but the one trained on is relevant."""
     where = tmp_path_factory.mktemp("worse")
     data = where / "data"
     data.mkdir()

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Packages whose modules are plug-ins: a new one is a new file, and none may know another.
+# Packages whose modules are plug-ins: a new plug-in is a new file, and plug-ins do not import each other.
 PLUGINS = ("losses", "models", "data/sources", "probing/tasks", "retrieval/indexes", "commands")
 TOP_LEVEL = 8  # modules beside `__init__` and `__main__`
 PARAMETERS, STATEMENTS, COLUMNS = 8, 50, 120
@@ -29,7 +29,7 @@ class Tree:
             self.modules[name] = ast.parse(path.read_text(encoding="utf-8"))
 
     def imports(self, module: str) -> Iterator[tuple[str, str | None]]:
-        """(module, name or None) of each import, wherever it is: in functions and under TYPE_CHECKING as well."""
+        """(module, name or None) of each import, also of imports in functions and under TYPE_CHECKING."""
         is_package = (self.package.parent / module.replace(".", "/") / "__init__.py").is_file()
         for node in ast.walk(self.modules[module]):
             if isinstance(node, ast.Import):
@@ -42,7 +42,7 @@ class Tree:
                     yield (inner, None) if inner in self.modules else (source, alias.name)
 
     def node_of(self, module: str) -> str:
-        """What the cycle rule counts as one node: a package below the top one, or a module at the top level."""
+        """The node of a module in the graph of the cycle rule: a package below the top one, or a top-level module."""
         return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -105,7 +105,7 @@ def forbidden_imports(tree: Tree) -> list[str]:
 
 
 def top_level(tree: Tree) -> list[str]:
-    """More than eight modules at the top level."""
+    """One violation if the package has more than eight modules at its top level."""
     names = sorted(path.stem for path in tree.package.glob("*.py") if path.stem not in ("__init__", "__main__"))
     return [] if len(names) <= TOP_LEVEL else [f"{len(names)} modules at the top level: {', '.join(names)}"]
 
@@ -131,9 +131,9 @@ def long_signatures(tree: Tree, from_yaml: set[str]) -> list[str]:
     """Functions of more than eight parameters, not counting self.
 
     Exempt are
-    - what a `_target_` of conf/ names: its parameters are the keys of a yaml, one line each;
+    - the `_target_`s of conf/: their parameters are the keys of a yaml, one line each;
     - Triton kernels and the functions that launch them (folders `kernels`): their parameters are pointers and strides;
-    - methods of `torch.autograd.Function`: each tensor that needs a gradient must be a parameter of its own.
+    - methods of `torch.autograd.Function`: each tensor that needs a gradient must be a separate parameter.
     """
     found = []
     for name, function, owner in functions(tree):
@@ -150,8 +150,7 @@ def long_signatures(tree: Tree, from_yaml: set[str]) -> list[str]:
 def long_functions(tree: Tree) -> list[str]:
     """Functions of more than fifty statements; the docstring counts as one.
 
-    Exempt are Triton kernels: a kernel is compiled as a whole, and each function that it calls is one more thing to
-    read beside the memory layout.
+    Triton kernels are exempt: splitting a kernel into functions would not make its memory layout easier to read.
     """
     return [
         f"{name} has {count} statements"

@@ -1,4 +1,4 @@
-"""docs/cases.md is true: each case has a test of its number or a decision, and each such test has its case there."""
+"""docs/cases.md is right: each case has a test with its number, or a decision, and each such test is listed there."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ def functions(path: Path) -> set[str]:
 
 
 def cases_of(name: str) -> set[str]:
-    """The cases that a test's name says, pc01 or pc2_01."""
+    """The cases in a test's name, such as pc01 or pc2_01."""
     return {f"PC2-{number}" if second else f"PC-{number}" for second, number in re.findall(r"pc(2_)?(\d\d)", name)}
 
 

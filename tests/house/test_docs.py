@@ -12,7 +12,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
 def without_code(text: str) -> str:
-    """A page without its blocks and spans of code."""
+    """Return a page without its blocks and spans of code."""
     return re.sub(r"`[^`\n]*`", "`code`", FENCE.sub("", text))
 
 
@@ -28,7 +28,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Links of a page that lead nowhere."""
+    """Return the links of a page whose target does not exist."""
     broken = []
     for target in re.findall(r"\]\(\s*<?([^)\s>]+)", without_code(page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", target):  # a web address, which a test without a network can't follow

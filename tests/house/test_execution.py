@@ -1,4 +1,4 @@
-"""No option of execution is lost: not when a scorer is built, saved, loaded, trained on, resumed, probed or copied."""
+"""Every option of execution survives when a scorer is built, saved, loaded, trained on, resumed, probed or copied."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +21,7 @@ from ranker.models.monobert import MonoBERT
 from ranker.probing.subject import Subject
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-# another value than the default of every option
+# a value for every option that differs from its default
 OTHER = {
     "ragged": False, "compile": False, "attention": "library", "fused": False, "graphs": False, "checkpointing": True,
     "share_prefix": True, "quantize_aware": True,
@@ -46,7 +46,7 @@ def executions(module: torch.nn.Module) -> list[Execution]:
 
 
 def test_every_option_has_another_value_here_and_a_key_in_yaml():
-    # trust is said anew in each command
+    # trust_remote_code is not stored: each command must set it again
     options = [option.name for option in fields(Execution) if option.name != "trust_remote_code"]
     assert list(OTHER) == options
     assert not [option for option in options if OTHER[option] == getattr(DEFAULT, option)]
@@ -69,7 +69,7 @@ def test_a_scorer_has_them_when_it_is_built_saved_loaded_and_trained_on(model, t
     for weights in ("best", "last"):
         assert executions(load_scorer(tmp_path / "run", weights)) == [wanted] * count
     cfg.checkpoint = str(tmp_path / "run")
-    for prepare in (started_from, resumed):  # a new training from its weights, and the same one going on
+    for prepare in (started_from, resumed):  # a new training from its weights, and the same training resumed
         assert executions(build_scorer(prepare(cfg.copy()))) == [wanted] * count
     if model != "multitask":
         subject = Subject.of_checkpoint(tmp_path / "run", "best")

@@ -57,7 +57,7 @@ def bert(tmp_path_factory):
 
 
 def vectors(scorer, queries, docs, folder, max_query_tokens=1000, max_doc_tokens=1000):
-    """What a scorer makes of texts that go through the token store and the collator, as they do in a search."""
+    """The scorer's vectors of texts that pass through the token store and the collator, as in a search."""
     layouts = scorer.layouts()
     stores = [
         build_token_store(
@@ -192,7 +192,7 @@ def test_do_lower_case_is_followed_and_kept(tmp_path, bert, cased):
         modules=[Transformer(str(tmp_path), do_lower_case=True), Pooling(32, "mean")], device="cpu"
     )
     model.save(str(tmp_path / "theirs"))
-    # what their library writes has the changed tokenizer; a folder of before says so in its configuration only
+    # new folders of their library hold the changed tokenizer; older ones state the change in their configuration only
     (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(state))
     (tmp_path / "theirs/sentence_bert_config.json").write_text(
         json.dumps({"max_seq_length": 60, "do_lower_case": True})

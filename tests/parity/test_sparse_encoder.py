@@ -27,7 +27,7 @@ QUERIES, DOCS, vectors = dense.QUERIES, dense.DOCS, dense.vectors
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two masked language models of transformers."""
+    """Folders of two masked language models in transformers' layout."""
     found = []
     for seed in (0, 1):
         torch.manual_seed(seed)

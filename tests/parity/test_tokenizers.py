@@ -27,7 +27,8 @@ from transformers import (
 from ranker.checkpoint import load_scorer
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.models._prompts import with_prompt
@@ -109,7 +110,7 @@ def llama() -> Tokenizer:
 
 
 def metaspace_at_the_start() -> Tokenizer:
-    """Metaspace that puts a blank before a text, and none after a special token, as Llama's with `legacy=False`."""
+    """Metaspace that adds a blank before a text but not after a special token, as Llama's does with `legacy=False`."""
     backend = metaspace()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     return backend
@@ -305,14 +306,14 @@ def test_pc2_10_a_prompt_that_no_layout_can_follow_is_reported(caplog):
 
 
 def gpt2() -> Tokenizer:
-    """As GPT-2's: byte-level BPE without special tokens around a text."""
+    """A tokenizer like GPT-2's: byte-level BPE without special tokens around a text."""
     backend = byte_level()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     return backend
 
 
 def qwen() -> Tokenizer:
-    """As Qwen3-Embedding's: byte-level BPE that ends a text with a special token and begins it with none."""
+    """A tokenizer like Qwen3-Embedding's: byte-level BPE with a special token after a text and none before it."""
     backend = byte_level()
     backend.post_processor = processors.Sequence(
         [

@@ -20,10 +20,11 @@ from omegaconf import OmegaConf
 from hydra_plugins.ranker_sweeps import OptunaSweeper
 from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, read_description, save_model
-from ranker.cli import entry, sweep
+from ranker.cli import entry, sweep, sweep_table
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
 from ranker.encoders.loading import load_encoder
@@ -40,15 +41,16 @@ from ranker.probing.sequences import Sequences
 from ranker.probing.state_cache import StateCache
 from ranker.probing.subject import Subject
 from ranker.probing.tasks.rel import Relevance
-from ranker.retrieval.bm25 import first_stage
 from ranker.retrieval.encode import Device, describe, encode_docs
+from ranker.retrieval.first_stage import first_stage
 from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.retrieval.vector_store import VectorStore, claim
 from ranker.training import loggers
 from ranker.training.checkpoint_files import WholeFiles, read_checkpoint
 from ranker.training.nonfinite import read_dump, write_dump
-from ranker.training.rerank_module import NonFiniteOptions, RerankModule
+from ranker.training.options import NonFiniteOptions
+from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_text
 from ranker.types import RankBatch, TokenBatch, TrainStep
 from tests.unit.probing.mini import mini_sample
@@ -418,7 +420,7 @@ def test_a_damaged_study_is_refused_and_its_jobs_stay(tmp_path, content):
     ) as raised:
         sweeper._study(tmp_path)
     assert "\n" not in str(raised.value)
-    assert sweep.read_jobs(tmp_path)[0]["objective"] == 0.5
+    assert sweep_table.read_jobs(tmp_path)[0]["objective"] == 0.5
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"measures": 3}', '{"measures": {"AP": "x"}}', '{"other": {}}'])
@@ -427,10 +429,10 @@ def test_a_damaged_evaluation_is_left_out_of_a_sweeps_table(tmp_path, caplog, co
     metrics = tmp_path / "0/evaluation/small/metrics.json"
     metrics.parent.mkdir(parents=True)
     metrics.write_text(content)
-    assert [(row["status"], row["measures"]) for row in sweep.read_jobs(tmp_path)] == [("ok", {})]
+    assert [(row["status"], row["measures"]) for row in sweep_table.read_jobs(tmp_path)] == [("ok", {})]
     assert str(metrics) in caplog.text
     (tmp_path / "0/job.json").write_text(content)
-    assert sweep.read_jobs(tmp_path)[0]["status"] == "killed"
+    assert sweep_table.read_jobs(tmp_path)[0]["status"] == "killed"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"no": "id"}'])

@@ -86,7 +86,7 @@ def error_of(make, folder: Path, capsys) -> str | None:
 
 
 def halves(folder: Path) -> list[str]:
-    """What was not finished."""
+    """Unfinished files in a folder."""
     return [path.name for path in folder.rglob("*") if path.suffix in (".partial", ".building")]
 
 
@@ -95,7 +95,7 @@ def sizes(folder: Path) -> list[int]:
 
 
 def written_later(make, folder: Path, expected: str) -> None:
-    """With room, the same writer finishes what a full disk ended, or does it anew."""
+    """Once the disk has room again, the same writer finishes what the full disk interrupted, or starts again."""
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     assert make(folder).read(folder) == expected

@@ -1,4 +1,4 @@
-"""Without a network: a server that is not there, or that accepts and never answers, is said to be so within seconds."""
+"""Without a network, an absent server, or one that accepts and never answers, is reported within seconds."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def hole(monkeypatch):
 
 @contextmanager
 def served(code):
-    """A server whose only answer is this code."""
+    """A server that answers every request with this status code."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_HEAD(self):

@@ -1,4 +1,4 @@
-"""Places that can't be used, and data that is not there: one line, at once."""
+"""Unusable paths and missing data give a one-line error before any work."""
 
 import errno
 import os

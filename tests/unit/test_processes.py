@@ -1,4 +1,4 @@
-"""The other processes of a run end with the first one, also where that dies while they still import."""
+"""A run's other processes end when the first one ends, even if it dies while they are still importing."""
 
 import os
 import signal

@@ -18,7 +18,8 @@ from ranker.config.check import check
 from ranker.config.targets import is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.training.nonfinite import write_dump
-from ranker.training.rerank_module import NonFiniteOptions, RerankModule
+from ranker.training.options import NonFiniteOptions
+from ranker.training.rerank_module import RerankModule
 from ranker.types import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,8 @@ from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.sampling import GroupOptions, JudgedGroups
+from ranker.data.judged_groups import JudgedGroups
+from ranker.data.sampling import GroupOptions
 from ranker.data.splits import hash_order
 from ranker.data.step_plan import HashedOrder, StepPlan
 from ranker.data.token_store import build_token_store
@@ -24,7 +25,8 @@ from ranker.probing.controls import control_labels, shuffled_labels
 from ranker.probing.online_code import permutation
 from ranker.probing.optimizer import Dropout
 from ranker.probing.probes import EdgeProbe
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -1,4 +1,4 @@
-"""Checkpoints of the zoo, made at first use and shared by the tests of a process; the table of what they measured."""
+"""Checkpoints of the zoo, built at first use and shared by the tests of a process; a table of the measured values."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Trained heads of other programs' cross-encoders continue; heads that do not fit are dropped loudly."""
+"""Trained heads of other programs' cross-encoders are kept; heads that do not fit are dropped with a warning."""
 
 import copy
 import logging

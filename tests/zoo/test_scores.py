@@ -9,7 +9,8 @@ import torch
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.colbert import ColBERT
@@ -40,7 +41,7 @@ def scores_of(scorer: MonoBERT, pairs) -> torch.Tensor:
 
 
 def batch_size(family: str) -> int:
-    """Of the other program: 1 where its scores depend on the padding of a batch."""
+    """The other program's batch size: 1 if its scores depend on the padding of a batch."""
     return 1 if family in ONE_BY_ONE else 4
 
 

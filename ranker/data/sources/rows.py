@@ -15,8 +15,8 @@ from filelock import FileLock
 from ranker.data.collection import Collection, Splits
 from ranker.data.instructions import Half
 from ranker.data.row_build import FORMAT, RowSources, build_rows
-from ranker.data.row_files import find_files
 from ranker.data.row_pairs import Relevant, RowQrels, RowSet
+from ranker.data.row_paths import find_files
 from ranker.data.splits import check_disjoint
 from ranker.data.text_table import TableDocs, TextTable
 from ranker.errors import ConfigError, DataError

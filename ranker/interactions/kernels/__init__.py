@@ -1,1 +1,1 @@
-"""Triton kernels of interactions between vectors; `ranker.interactions` has the same in torch."""
+"""Triton kernels of interactions between vectors; `ranker.interactions` has the same functions in torch."""

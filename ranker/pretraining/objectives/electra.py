@@ -88,7 +88,7 @@ class ELECTRAModel(nn.Module):
         rows, hidden = batch.docs, batch.hidden
         assert rows is not None and hidden is not None
         states = self.generator(rows)
-        self.generator.token_counts = TokenCounts()  # not read: throughput counts the tokens of the encoder's pass only
+        self.generator.token_counts = TokenCounts()  # separate: throughput counts the tokens of the encoder's pass only
         generator_loss, words = self.generate(states, hidden)
         originals = rows.tokens.index_copy(0, hidden.positions, hidden.words)
         seen = copy.copy(rows)

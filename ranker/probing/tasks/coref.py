@@ -48,7 +48,7 @@ class Mention:
 class Coreference:
     """Two-span targets by the head rule.
 
-    A positive pairs a query mention with a doc mention of the same head lemma, or with a doc pronoun that `resolve`
+    A positive pairs a query mention with a doc mention of the same head lemma, or with a doc pronoun to which `resolve`
     assigns that lemma. Each positive gets one negative with the same query mention. Half of the
     negatives are easy: a random doc word outside all mentions and names. Half are hard: another doc mention that shares
     no word with the query mention. If there is no hard negative, an easy one is used. The rule is lexical, so
@@ -174,7 +174,7 @@ def resolve(in_order: list[Mention]) -> list[str | None]:
 
 
 def _unlike(mention: Mention, other: Mention) -> bool:
-    """Whether a mention is no pronoun and shares neither head nor word nor text with another."""
+    """Whether a mention is not a pronoun, and shares neither head nor word nor text with another."""
     contained = mention.text in other.text or other.text in mention.text
     return not mention.pronoun and mention.head != other.head and not contained and not mention.words & other.words
 

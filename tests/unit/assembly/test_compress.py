@@ -1,4 +1,4 @@
-"""Cut models: what is left computes what the whole model computes without the removed parts."""
+"""Compressed models compute the same as the whole model with the removed parts set to have no effect."""
 
 import shutil
 from types import SimpleNamespace

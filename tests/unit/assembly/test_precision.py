@@ -1,4 +1,4 @@
-"""Which precision a run takes where none is configured, and what is refused."""
+"""The precision that a run chooses if none is configured, and the precisions that are refused."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def trainer(**values):
 
 @pytest.fixture
 def bf16_cpu(monkeypatch):
-    """A CPU that has bfloat16 and takes 10 ms where float32 takes 30."""
+    """A CPU with bfloat16 instructions, on which bfloat16 takes 10 ms and float32 30 ms."""
     monkeypatch.setattr(precision, "cpu_has_bf16", lambda: True)
     monkeypatch.setattr(precision, "times", lambda width: (0.03, 0.01))
 
@@ -83,7 +83,7 @@ def test_the_measurement_takes_time_and_draws_no_random_number():
 
 
 def test_the_cpu_is_what_the_kernel_says():
-    """Linux lists a processor's instructions; torch asks the processor itself."""
+    """torch, which asks the processor itself, reports the instructions that Linux lists."""
     if not Path("/proc/cpuinfo").is_file():
         pytest.skip("needs Linux's list of the processor's instructions")
     with Path("/proc/cpuinfo").open() as lines:

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from ranker.assembly.prompts import has_instructions, inputs_of
 from ranker.assembly.suite import validation_suite
 from ranker.data.collate import TextLimits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
 from ranker.data.instructions import BUDGET
+from ranker.data.options import BatchOptions
 from ranker.data.sources.rows import Rows
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
@@ -54,7 +55,7 @@ def step_of(splits, inputs, tmp_path):
 
 
 def beginning(tokenizer, text, count):
-    """The text of its first tokens, by their places."""
+    """The beginning of a text: its first `count` tokens, cut by their offsets."""
     ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return text[: ends[min(count, len(ends)) - 1][1]] if ends else ""
 

@@ -1,4 +1,4 @@
-"""`from ranker import Reranker`: scores of the folder's own libraries, order and ids, mistakes in one line."""
+"""`from ranker import Reranker`: scores equal those of the folder's library; order and ids; one-line errors."""
 
 import subprocess
 import sys

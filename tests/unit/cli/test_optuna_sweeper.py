@@ -9,11 +9,12 @@ from filelock import FileLock
 from omegaconf import OmegaConf
 
 import ranker.cli.sweep
+import ranker.cli.sweep_table
 from hydra_plugins.ranker_sweeps import OptunaSweeper, SweepFolder, settle_dead_trials
 
 
 class Jobs:
-    """A launcher whose jobs end as they are told to, in order."""
+    """A launcher whose jobs end with given outcomes, in order."""
 
     def __init__(self, folder, ends):
         self.folder, self.ends, self.batches = folder, iter(ends), []
@@ -34,7 +35,7 @@ class Jobs:
 
 
 def sweep(folder, storage, ends, n_trials, n_jobs=1):
-    """Run a sweep of such jobs; returns the batches' sizes."""
+    """Run a sweep whose jobs have these outcomes; returns the number of jobs in each batch."""
     sweeper = OptunaSweeper(
         n_trials, n_jobs, "maximize", storage, "sweep", optuna.samplers.RandomSampler(0), None, None
     )
@@ -107,7 +108,7 @@ def test_a_killed_sweep_goes_on_makes_up_for_its_dead_trial_and_ends_well(tmp_pa
     storage = f"sqlite:///{tmp_path}/study.db"
     sweeper = dies(tmp_path, storage, when)
     status = {"before the job": [], "within the job": ["killed"], "before the study knows": ["ok"]}[when]
-    assert [row["status"] for row in ranker.cli.sweep.read_jobs(tmp_path)] == ["ok", *status]
+    assert [row["status"] for row in ranker.cli.sweep_table.read_jobs(tmp_path)] == ["ok", *status]
     assert len(list(tmp_path.glob(".sweeper-*.lock"))) == 1
     sweeper.launcher.launch = functools.partial(launch_well, tmp_path)
     sweeper.sweep(["optim.lr=interval(0.0, 1.0)"])
@@ -145,7 +146,7 @@ def test_trials_of_a_living_sweep_or_job_are_left_alone(tmp_path):
             "RUNNING",
             "FAIL",
             "RUNNING",
-        ]  # the third is nobody's yet
+        ]  # the third trial has no process yet
     (tmp_path / "2").mkdir()
     (tmp_path / "2/job.json").write_text(json.dumps({"job": 2, "status": "running", "objective": None}))
     with FileLock(tmp_path / "2/.job.lock"):

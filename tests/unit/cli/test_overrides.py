@@ -12,7 +12,7 @@ from ranker.cli.overrides import quote_texts, takes_text
 from ranker.commands.evaluate import run_name
 from ranker.config.check import check
 from ranker.config.roots import ROOTS
-from ranker.config.values import text_keys
+from ranker.config.text_keys import text_keys
 from ranker.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"

@@ -1,4 +1,4 @@
-"""What the command line may change in a training that goes on."""
+"""What the command line may change in a resumed training."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def stored(tmp_path_factory):
 
 @pytest.fixture
 def command(stored, monkeypatch):
-    """Makes a command line what Hydra was started with; returns its overrides."""
+    """A function that lets Hydra appear to have been started with a command line; it returns the overrides."""
 
     def make(*overrides):
         task = [f"checkpoint={stored}", "resume=true", *overrides]
@@ -66,9 +66,9 @@ def test_the_rest_is_the_stored_run_s(resumed, stored):
     assert cfg.logger == {
         "_target_": "ranker.training.loggers.tensorboard",
         "_partial_": True,
-    }  # nothing of wandb's is left
+    }  # no key of wandb is left
     assert not cfg.callbacks
-    assert cfg.encoder.trust_remote_code is False  # has to be said again
+    assert cfg.encoder.trust_remote_code is False  # the user must give it again
     before.encoder.trust_remote_code = False
     assert all(
         cfg[key] == before[key] for key in ("model", "encoder", "loss", "data", "optim", "schedule", "seed", "measures")

@@ -3,13 +3,13 @@ import json
 
 import pytest
 
-from ranker.cli import sweep
+from ranker.cli import sweep, sweep_table
 from ranker.cli.sweep_picture import draw_sweep
 from ranker.errors import ConfigError, DataError
 
 
 def finish(folder, objective, **more):
-    """What `ranker train` leaves."""
+    """Write the files that `ranker train` leaves in a run folder."""
     (folder / "evaluation/dl").mkdir(parents=True)
     (folder / "evaluation/dl/metrics.json").write_text(json.dumps({"measures": {"RR": objective / 2}}))
     (folder / "result.json").write_text(json.dumps({"objective": objective, **more}))
@@ -62,7 +62,7 @@ def test_pc83_a_failed_job_leaves_its_error_and_the_others_go_on(done, capsys):
     ]
     assert rows[0]["overrides"] == "name=x optim.lr=1e-4 +loss=lce"
     assert "name" not in rows[0]  # no job sets it to something else
-    assert not sweep.finish_sweep(done)
+    assert not sweep_table.finish_sweep(done)
     said = capsys.readouterr()
     assert f"error: job 1 failed: docs.jsonl:3: expected text; see {done / '1'}" in said.err
     assert "0.7500 *" in said.out
@@ -71,7 +71,7 @@ def test_pc83_a_failed_job_leaves_its_error_and_the_others_go_on(done, capsys):
 
 def test_a_job_that_was_killed_is_named_and_a_sweep_without_faults_is_well(tmp_path, capsys):
     sweep.run_job(tmp_path, tmp_path / "0", 0, ["a=1"], lambda: None)
-    assert sweep.finish_sweep(tmp_path)
+    assert sweep_table.finish_sweep(tmp_path)
     with pytest.raises(SystemExit):
         sweep.run_job(tmp_path, tmp_path / "1", 1, ["a=2"], stop)
     sweep._create_record(
@@ -79,7 +79,7 @@ def test_a_job_that_was_killed_is_named_and_a_sweep_without_faults_is_well(tmp_p
         {"job": 2, "overrides": ["a=3"], "status": "running", "objective": None, "seconds": None, "error": None},
     )
     assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped"]
-    assert not sweep.finish_sweep(tmp_path)
+    assert not sweep_table.finish_sweep(tmp_path)
     assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped", "killed"]
     assert "error: job 2 killed: its process was killed" in capsys.readouterr().err
 
@@ -92,8 +92,8 @@ def test_jobs_never_share_a_folder(tmp_path):
 
 
 def test_the_picture_shows_each_job_once_a_panel(done):
-    rows = sweep.read_jobs(done)
-    figure = draw_sweep(rows, sweep.swept_values(rows))
+    rows = sweep_table.read_jobs(done)
+    figure = draw_sweep(rows, sweep_table.swept_values(rows))
     jobs, lr, loss = figure.axes[:3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "finished",
@@ -109,5 +109,5 @@ def test_the_picture_shows_each_job_once_a_panel(done):
     assert lr.get_xscale() == "log"
     assert lr.collections[0].get_offsets().tolist() == [[1e-4, 0.5], [1e-3, 0.75]]
     assert [tick.get_text() for tick in loss.get_xticklabels()] == ["kl", "lce"]
-    assert sweep.best_job(rows)["job"] == 3
-    assert sweep.best_job(rows, maximize=False)["job"] == 0
+    assert sweep_table.best_job(rows)["job"] == 3
+    assert sweep_table.best_job(rows, maximize=False)["job"] == 0

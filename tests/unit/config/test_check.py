@@ -11,7 +11,7 @@ from ranker.cli import entry
 from ranker.config.check import check
 from ranker.config.signatures import attribute_of
 from ranker.errors import ConfigError
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 

@@ -12,8 +12,9 @@ from omegaconf.errors import OmegaConfBaseException
 from ranker.cli import entry
 from ranker.cli.complaints import in_one_line
 from ranker.config.check import check
+from ranker.config.ranges import Range
 from ranker.config.sets import as_alone
-from ranker.config.values import RANGES, WORDS, Range
+from ranker.config.values import RANGES, WORDS
 from ranker.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"

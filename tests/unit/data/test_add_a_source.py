@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from ranker.errors import DataError
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.first_stage import with_candidates
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "add_a_source.md").read_text(encoding="utf-8")
 

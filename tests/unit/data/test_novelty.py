@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ranker.data.collate import ScorerInputs, TextLimits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
 from ranker.data.memory_store import MemoryStore
 from ranker.data.novelty import NovelGroups
+from ranker.data.options import BatchOptions
 from ranker.data.sources.rows import Rows
 from ranker.data.token_writer import TextEncoder
 from ranker.encoders.tiny import tiny_tokenizer

@@ -9,8 +9,9 @@ import torch
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.dataset import TrainSteps
+from ranker.data.judged_groups import JudgedGroups
 from ranker.data.pair_cuts import cut_otherwise, warn_of_other_cuts
-from ranker.data.sampling import GroupOptions, JudgedGroups
+from ranker.data.sampling import GroupOptions
 from ranker.data.step_plan import StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.encoders.loading import load_encoder

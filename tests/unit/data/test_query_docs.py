@@ -13,15 +13,18 @@ from ranker.config.check import check
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.contrast import KnownPositives, contrast
+from ranker.data.judged_groups import JudgedGroups
 from ranker.data.query_docs import allowed_run, apply_mode, queries_are_docs, same_text, warn_of_query_docs
-from ranker.data.sampling import GroupOptions, JudgedGroups
+from ranker.data.sampling import GroupOptions
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
 from ranker.evaluation.report import first_stage_run, write_evaluation
-from ranker.retrieval.bm25 import BM25, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.engines import bm25_engines
+from ranker.retrieval.first_stage import first_stage, with_candidates
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.pipeline import add_positives, bm25_engines, mine_set, search_set
+from ranker.retrieval.pipeline import add_positives, mine_set, search_set
 
 TEXTS = {
     "a1": "Zoos should close because animals suffer in cages",

@@ -7,7 +7,8 @@ import pytest
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.data.refreshed import Rounds
 from ranker.data.sampling import Pool
 from ranker.encoders.tiny import tiny_tokenizer

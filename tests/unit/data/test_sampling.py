@@ -8,12 +8,14 @@ import pytest
 
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.datamodule import RankData
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
-from ranker.data.sampling import GroupOptions, JudgedGroups, TripleGroups
+from ranker.data.judged_groups import JudgedGroups
+from ranker.data.options import BatchOptions, TrainDocs
+from ranker.data.sampling import GroupOptions
 from ranker.data.step_plan import HashedOrder, StepPlan
 from ranker.data.token_store import build_token_store
-from ranker.data.triples import triple_rows
+from ranker.data.triples import TripleGroups, triple_rows
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, DataError
 from ranker.hashing import mix

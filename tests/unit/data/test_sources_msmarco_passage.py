@@ -3,9 +3,13 @@ import logging
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ranker.data.ir_datasets_reader import IrDatasetsDocs, docs_of
 from ranker.data.sources.msmarco_passage import MsMarcoPassage
+from ranker.data.splits import TriplesWithout
+from ranker.data.tsv_docs import TsvDocs
 from ranker.errors import ConfigError, DataError
 
 _spec = importlib.util.spec_from_file_location(
@@ -20,7 +24,7 @@ def msmarco(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as monkeypatch:
         assets.lay_out_msmarco(home, assets.fresh_ir_datasets(monkeypatch, home))
-        yield
+        yield home
 
 
 def test_trains_on_triples_validates_on_dev_small_tests_on_judged_trec_dl():
@@ -45,6 +49,38 @@ def test_triples_can_be_read_again_and_limited():
     triples = MsMarcoPassage(max_triples=3).load().train.triples
     assert list(islice(triples, 2)) == assets.TRIPLES[:2]
     assert list(triples) == list(triples) == assets.TRIPLES[:3]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 3, 99])
+def test_triples_as_arrays_are_the_same_triples(limit, monkeypatch):
+    monkeypatch.setattr("ranker.data.separated.whole_lines.__defaults__", (20,))  # bytes at a time: some lines
+    train = MsMarcoPassage(max_triples=limit).load().train
+    blocks = list(train.triples.id_arrays())
+    rows = [tuple(word.decode() for word in row) for block in blocks for row in zip(*block, strict=True)]
+    assert rows == assets.TRIPLES[:limit] and (limit == 1 or len(blocks) > 1)
+    without = TriplesWithout(train.triples, frozenset({"121352", "other"}))
+    rest = [tuple(word.decode() for word in row) for block in without.id_arrays() for row in zip(*block, strict=True)]
+    assert rest == list(without) == [triple for triple in assets.TRIPLES[:limit] if triple[0] != "121352"]
+
+
+def test_passages_are_read_from_the_text_file_or_from_a_store_that_is_there(msmarco):
+    assert isinstance(docs_of("msmarco-passage"), TsvDocs)
+    assert not (msmarco / "msmarco-passage/collection.tsv.pklz4").exists(), "no second copy of the texts"
+    through_store = IrDatasetsDocs("msmarco-passage")
+    (msmarco / "msmarco-passage/collection.tsv").rename(msmarco / "away.tsv")
+    try:
+        docs = docs_of("msmarco-passage")
+    finally:
+        (msmarco / "away.tsv").rename(msmarco / "msmarco-passage/collection.tsv")
+    again = docs_of("msmarco-passage")
+    assert isinstance(docs, IrDatasetsDocs) and isinstance(again, TsvDocs)
+    assert docs.fingerprint == again.fingerprint == through_store.fingerprint
+    assert list(docs) == list(again)
+    ids = np.array([b"7", b"8", b"0", b"70"])
+    assert docs.known(ids).tolist() == again.known(ids).tolist() == [True, False, True, False]
+    assert "70" not in docs and "70" not in again, "ir_datasets' index cuts it to 7"
+    with pytest.raises(KeyError):
+        docs["70"]
 
 
 def test_all_splits_share_one_corpus_of_string_ids():

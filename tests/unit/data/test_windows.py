@@ -7,9 +7,10 @@ import pytest
 
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
 from ranker.data.join import concatenate
 from ranker.data.memory_store import MemoryStore
+from ranker.data.options import BatchOptions
 from ranker.data.token_writer import TextEncoder
 from ranker.data.window_rows import WINDOW_IDS
 from ranker.data.windows import Windows, best_windows

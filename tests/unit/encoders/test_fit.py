@@ -79,7 +79,7 @@ def test_pc2_19_special_tokens_that_no_text_gives_may_lie_outside(tmp_path):
     tokenizer.mask_token = "[M]"
     encoder = load_encoder(str(folder_of(tmp_path / "mask", tokenizer)))
     with pytest.raises(
-        ConfigError, match=f"model.query_length: expected 0, since the id {ROWS} of the filling is outside"
+        ConfigError, match=f"model.query_length: expected 0, since the id {ROWS} of the expansion token is outside"
     ):
         ColBERT(encoder)
     tokenizer = with_word("[C]", special=True)

@@ -10,6 +10,7 @@ import torch
 from transformers import BertModel, ModernBertConfig, ModernBertModel
 
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
 from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
@@ -26,7 +27,7 @@ def batch(seed: int = 0) -> TokenBatch:
 
 
 def read_by(row: int) -> list[int]:
-    """The first tokens of the other rows of a row's list."""
+    """The positions that a row reads besides its own: the first tokens of the other rows in its list."""
     starts = [sum(LENGTHS[:other]) for other in range(len(LENGTHS))]
     begin = 0
     for size in LISTS:
@@ -164,19 +165,22 @@ def test_the_kernels_equal_float64_and_repeat_their_bits(output):
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     lists = torch.tensor([40, 4, 1])
     rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=40).to("cuda")
-    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()).cuda()
+    model = BertModel(config, add_pooling_layer=False).cuda()
+    with_kernels = Encoder(model, tiny_tokenizer())
+    without = Encoder(model, tiny_tokenizer(), Execution(fused=False, compile=False))
 
-    def run(half: bool) -> list[torch.Tensor]:
+    def run(encoder: Encoder, half: bool = True) -> list[torch.Tensor]:
         encoder.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             states = encoder.pooled(rows, "cls") if output == "first" else encoder(rows)
             (states.double() * torch.arange(states.numel(), device="cuda").view_as(states).sin()).sum().backward()
         return [states.detach().double(), *(p.grad.double() for p in encoder.parameters() if p.grad is not None)]
 
-    one, again = run(half=True), run(half=True)
+    one, again, plain = run(with_kernels), run(with_kernels), run(without)
     assert all(torch.equal(mine, other) for mine, other in zip(one, again, strict=True))
-    encoder.double()
-    exact = run(half=False)
+    model.double()
+    exact = run(without, half=False)
     noise = 1e-4 * max(theirs.norm() for theirs in exact)  # the gradients of the keys' biases are 0
-    for mine, theirs in zip(one, exact, strict=True):
-        assert (mine - theirs).norm() <= 0.03 * theirs.norm() + noise
+    for mine, other, theirs in zip(one, plain, exact, strict=True):
+        bound = 0.01 * theirs.norm() + noise + 2 * (other - theirs).norm()  # torch's own sums in bf16 round as well
+        assert (mine - theirs).norm() <= bound

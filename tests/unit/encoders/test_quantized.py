@@ -18,7 +18,7 @@ from ranker.types import RankBatch, TokenBatch
 
 
 def by_hand(inputs, weight, bias):
-    """The product of rows and outputs, each rounded to whole numbers of up to 127 of its own unit."""
+    """The product of rows and output weights, each rounded to multiples (at most 127) of its own unit."""
     found = torch.zeros(len(inputs), len(weight), dtype=torch.float64)
     for i, row in enumerate(inputs.double()):
         for j, column in enumerate(weight.double()):

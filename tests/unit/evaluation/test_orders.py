@@ -1,4 +1,4 @@
-"""Kendall's tau between the rankings of several orders, by hand."""
+"""Kendall's tau between the rankings for several orders of the candidates, with values computed by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Early heads: what they compute, what training them changes, and which pairs leave."""
+"""Heads at early layers: their scores, what their training changes, and which pairs exit early."""
 
 import lightning.pytorch as pl
 import pytest
@@ -18,7 +18,8 @@ from ranker.exits.early_exit import EarlyExit
 from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
@@ -139,7 +140,7 @@ def test_layers_that_are_not_read_are_not_computed():
 
 
 def test_the_layer_of_a_report_by_hand():
-    assert early_layer({"a": {0: 1, 1: 2, 2: 4}, "b": {0: 1, 1: 3.9, 2: 4}}) == 1  # no layer below the last is near
+    assert early_layer({"a": {0: 1, 1: 2, 2: 4}, "b": {0: 1, 1: 3.9, 2: 4}}) == 1  # only the last layer is near enough
     assert early_layer({"a": {0: 4, 1: 1, 2: 3, 3: 4, 4: 4}, "b": {0: 1, 1: 1, 2: 4, 3: 4, 4: 4}}) == 3
     with pytest.raises(ConfigError, match="at least two layers"):
         early_layer({})

@@ -1,4 +1,4 @@
-"""A trained model in the real mteb, on a task of this file."""
+"""A trained model, evaluated by the installed mteb on a task that this file defines."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The transformers in pipelines of the real PyTerrier, which starts no Java."""
+"""The transformers in pipelines of the installed PyTerrier; these start no Java."""
 
 import numpy as np
 import pytest

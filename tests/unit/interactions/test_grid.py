@@ -1,4 +1,4 @@
-"""Scores put where their docs stand: as torch's masked_scatter does, forward and backward."""
+"""Scores are put at their docs' places in the grid as by torch's masked_scatter, forward and backward."""
 
 import torch
 

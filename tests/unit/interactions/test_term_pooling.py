@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ranker.interactions import term_pooling
+from ranker.interactions import term_blocks
 from ranker.interactions.term_pooling import term_weights
 from ranker.types import TokenBatch
 
@@ -29,9 +29,9 @@ def plain(inputs, matrix, bias, lengths, pooling, activation):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(term_pooling, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(term_pooling, "BLOCK_WORDS", 10)
-    monkeypatch.setattr(term_pooling, "ENTRIES", 7)
+    monkeypatch.setattr(term_blocks, "CPU_TOKENS", 8)
+    monkeypatch.setattr(term_blocks, "CPU_WORDS", 10)
+    monkeypatch.setattr(term_blocks, "CPU_ENTRIES", 7)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -71,19 +71,19 @@ def test_values_by_hand():
 
 def test_logits_of_all_tokens_and_words_never_exist(monkeypatch):
     sizes = []
-    real = term_pooling._logits
+    real = term_blocks._logits
 
     def watched(inputs, matrix, bias):
         logits = real(inputs, matrix, bias)
         sizes.append(logits.numel())
         return logits
 
-    monkeypatch.setattr(term_pooling, "_logits", watched)
+    monkeypatch.setattr(term_blocks, "_logits", watched)
     lengths = [50] * 60  # 3,000 tokens
     inputs, matrix = torch.randn(3000, 4, requires_grad=True), torch.randn(2000, 4, requires_grad=True)
     for pooling in ("max", "sum"):
         term_weights(inputs, matrix, None, batch_of(lengths), pooling, "relu").sum().backward()
-    assert max(sizes) <= term_pooling.BLOCK_TOKENS * term_pooling.BLOCK_WORDS < 3000 * 2000
+    assert max(sizes) <= term_blocks.CPU_TOKENS * term_blocks.CPU_WORDS < 3000 * 2000
 
 
 def test_half_precision_is_computed_under_autocast_and_returned_in_full():

@@ -1,4 +1,4 @@
-"""A reader's log-likelihoods against transformers on each text alone, and a ranker that learns from nothing else."""
+"""A reader's log-likelihoods equal transformers' for each text alone, and a ranker learns from them alone."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def copying_reader():
 
 
 def test_a_ranker_learns_from_the_reader_alone_which_doc_helps(tmp_path):
-    """Query and docs have no word in common, and no judgement exists: only the answer tells, by the reader."""
+    """Queries share no word with docs and have no judgements; only the reader's likelihood of the answer teaches."""
     answers = {f"q{i}": word for i, word in enumerate("abcd")}
     docs = {f"d{i}": text for i, text in enumerate(["a e f", "b g h", "c i j", "d k l"])}
     collection = Collection(

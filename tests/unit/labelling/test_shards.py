@@ -8,7 +8,8 @@ import torch
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.loading import load_encoder
 from ranker.errors import DataError
 from ranker.evaluation.scoring import Devices

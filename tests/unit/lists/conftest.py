@@ -36,10 +36,10 @@ def lists():
 
 @pytest.fixture(scope="session")
 def repeats(lists):
-    """Train on lists of which half have the best doc twice, and then it counts 0; return the share of right first docs.
+    """Train on lists of which half have the best doc twice, with label 0; return the share of right first docs.
 
-    Without a repeat the best doc is to be first, else the second best. A model that sees each doc alone gives the best
-    doc the same score in both cases, so it is right in one of them.
+    If the best doc is not repeated, it should be first; if it is repeated, the second best doc should be first. A model
+    that sees each doc alone gives the best doc the same score in both cases, so it is right in only one of them.
     """
     docs, grades = ["b best", "s second", "a junk", "c junk", "d junk"], [2.0, 1.0, 0.0, 0.0, 0.0]
     grid = [list(order) for junk in (2, 3, 4) for order in permutations((0, 1, junk))]

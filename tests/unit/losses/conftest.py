@@ -1,4 +1,4 @@
-"""Random ragged groups, and the comparison of a loss with a slow second way to compute it."""
+"""Random ragged groups, and the comparison of a loss with a slow loop that computes the same value."""
 
 import random
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def same_as_loop() -> Callable[..., None]:
             )
             doc_mask = torch.zeros(shape, dtype=torch.bool)
             for row, (group_scores, group_labels) in enumerate(groups):
-                # Real docs are at the end of the row: a loss may not rely on padding being behind them.
+                # Real docs are at the end of the row: a loss must not assume that padding comes after them.
                 cells = slice(shape[1] - len(group_scores), None)
                 scores[row, cells] = torch.tensor(group_scores, dtype=torch.float64)
                 labels[row, cells] = torch.tensor(group_labels, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Weights with code of their own: refused, run on the user's word, and asked for again when the model is loaded."""
+"""Folders with code: refused by default, run if the user allows it, and each load asks for that permission again."""
 
 import json
 

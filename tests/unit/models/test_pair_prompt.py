@@ -1,4 +1,4 @@
-"""Rows with a prompt are those of the whole prompt, tokenized at once, also where tokens merge over a border."""
+"""Rows with a prompt have the tokens of the whole prompt tokenized at once, even if tokens merge across parts."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Options that decide a model's scores beside its weights: no result of another option is taken for its own."""
+"""Options that change a model's scores: a stored result is never reused for a model with other options."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""SPLADE: weights by the plain formula, the sides of queries, weights of query tokens, what is saved."""
+"""SPLADE: term weights by the plain formula, variants for queries, weights of query tokens, saved folders."""
 
 import math
 

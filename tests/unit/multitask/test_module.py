@@ -29,7 +29,7 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep
 from ranker.training.nonfinite import read_dump
-from ranker.training.rerank_module import NonFiniteOptions, Optimization
+from ranker.training.options import NonFiniteOptions, Optimization
 from ranker.types import TokenBatch
 
 ROOT = Path(__file__).resolve().parents[3]

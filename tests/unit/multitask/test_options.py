@@ -35,11 +35,11 @@ def composed(*overrides):
     [
         (
             "model.heads=[]",
-            "model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains "
-            "without",
+            "model.heads: expected at least one head, such as [{task: bm25, layer: 5}], got none; model=monobert "
+            "trains without",
         ),
         ("model.heads=bm25", "model.heads: expected list or null, got 'bm25'"),
-        ("model.heads=null", "model.heads: expected a list as [{task: bm25, layer: 5}], got null"),
+        ("model.heads=null", "model.heads: expected a list such as [{task: bm25, layer: 5}], got null"),
         (
             "model.heads=[{task: bm52}]",
             "model.heads[0].task: expected one of bm25, coref, fact, fact_synth, gap, jsonl, ner, ner_rules, rel, sem, "
@@ -296,7 +296,7 @@ def test_labels_on_queries_that_are_evaluated_on_are_refused(tmp_path):
         held_out = {"other": collection("other", {"8": "pears"}), name: collection(name, {"9": "Blue  sky"})}
         with pytest.raises(
             DataError,
-            match=rf"model.heads.tf: expected labels on training queries only, got 1 queries of {name}, as '2'",
+            match=rf"model.heads.tf: expected labels on training queries only, got 1 queries of {name}, such as '2'",
         ):
             label_tasks(train, [TermFrequency()], TaskLabels(), held_out, 0, tmp_path)
 
@@ -326,7 +326,7 @@ def test_records_of_an_evaluated_querys_id_are_refused_though_its_text_differs()
     def record(query_id, doc_id, query="green pears?"):
         return whole_text_example((query_id, doc_id, query, "red apples"), label="A")
 
-    said = r"got 1 queries of test, as '7' \(test's '7' has the same id\); remove them"
+    said = r"got 1 queries of test, such as '7' \(test's '7' has the same id\); remove them"
     with pytest.raises(DataError, match=said):
         refuse_held_out("jsonl", [record("7", "elsewhere"), record("7", "d0"), record("7", "d1")], train, test)
     # another collection numbers its queries as well; of the training queries' ids it is said above

@@ -1,4 +1,4 @@
-"""A stored model has the windows and the trained aggregation; another program's view of the folder is said."""
+"""A stored model keeps its windows and trained aggregation; a warning says what other programs read instead."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ from ranker.data.sources.files import Files
 from ranker.errors import CheckpointError, ConfigError
 from ranker.passages.build import with_passages
 from ranker.passages.parade_attention import ParadeAttention
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.first_stage import with_candidates
 
 ROOT = Path(__file__).resolve().parents[3]
 SHORT = ["passages.length=6", "passages.stride=4", "max_doc_tokens=30", "max_query_tokens=8"]

@@ -1,4 +1,4 @@
-"""What is drawn from texts: hidden tokens, sentences and sets of words, against plain loops, and fixed at seed 0."""
+"""Random draws from texts (hidden tokens, sentences, sets of words) equal plain loops and are pinned at seed 0."""
 
 import math
 import re

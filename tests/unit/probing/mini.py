@@ -10,7 +10,7 @@ OBJECTS = ["violin", "telescope", "bicycle", "painting", "engine", "garden"]
 
 
 def mini_collection(num_queries: int = 24) -> Collection:
-    """Queries on a person and an object; the relevant doc tells of both, others of one of them."""
+    """Queries about a person and an object; the relevant doc mentions both, the other docs one of them."""
     docs, queries, qrels, ranked = [], {}, {}, []
     for i in range(36):
         name, city, thing = NAMES[i % 6], CITIES[(i // 6) % 6], OBJECTS[(i + i // 6) % 6]
@@ -28,7 +28,7 @@ def mini_collection(num_queries: int = 24) -> Collection:
 
 
 def mini_sample(num_queries: int = 24, docs_per_query: int = 4, seed: int = 0) -> PairSample:
-    """All its pairs, parts by query."""
+    """A sample of all pairs of the mini collection, split into parts by query."""
     collection = mini_collection(num_queries)
     assert collection.candidates is not None
     pairs = tuple(
@@ -51,6 +51,6 @@ def mini_sample(num_queries: int = 24, docs_per_query: int = 4, seed: int = 0) -
 
 
 def mini_splits() -> Splits:
-    """As a source would give it, to probe on."""
+    """The mini collection in the form in which a data source returns it."""
     collection = mini_collection()
     return Splits(None, collection, {})

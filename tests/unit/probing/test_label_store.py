@@ -25,7 +25,7 @@ from ranker.probing.subject import Subject
 from ranker.probing.tasks.bm25 import BM25Score
 from ranker.probing.tasks.rel import Relevance
 from ranker.probing.tasks.tf import TermFrequency
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 from tests.unit.probing.mini import mini_collection, mini_sample
 
 SAMPLE = mini_sample()

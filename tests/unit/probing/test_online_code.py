@@ -14,10 +14,11 @@ from ranker.probing import online_code
 from ranker.probing.batches import Inputs
 from ranker.probing.blocks import BlockStore
 from ranker.probing.code_length import counting_code, portion_ends
+from ranker.probing.coding_jobs import Job, LabelSet
 from ranker.probing.controls import MAIN, control_labels, shuffled_labels
-from ranker.probing.online_code import Job, LabelSet, OnlineCoder, permutation
+from ranker.probing.online_code import OnlineCoder, permutation
 from ranker.probing.state_readers import TensorStates
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 from ranker.probing.workers import code_jobs
 
 PAIRS, DIM, CLASSES, LAYERS = 240, 16, 4, 5

@@ -12,7 +12,8 @@ from ranker.probing.batches import Inputs, make_batches, read_spans
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
 from ranker.probing.state_readers import RandomEmbeddings, TensorStates
-from ranker.probing.training import Stack, TrainingOptions, fit, log_probabilities
+from ranker.probing.training import Stack, fit, log_probabilities
+from ranker.probing.training_options import TrainingOptions
 
 CPU = torch.device("cpu")
 CUDA = pytest.param(

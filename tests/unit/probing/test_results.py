@@ -1,4 +1,4 @@
-"""From rows to files, summaries, comparison, pictures and report, on numbers made by hand."""
+"""From rows of results to files, summaries, comparisons, pictures and the report, with numbers made by hand."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from ranker.probing.pictures import heat_map
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
 from ranker.probing.summary import compare, control_ratios, layer_differences, selectivity, summarise
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 from tests.unit.probing.mini import mini_splits
 
 QUERIES = np.repeat([f"q{i:02d}" for i in range(30)], 4)  # 120 targets of 4 classes: a uniform code takes 240 bits
@@ -327,7 +327,7 @@ def test_what_a_ranker_saw_is_told_by_texts_not_by_the_configuration(
         assert told.startswith("ranker was trained on 2 of the 4 queries of fact")
     (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.files.Files, path: gone}\n")
     (told,) = seen_in_training(ranker, here, mini_splits(), queries)
-    assert told.startswith("ranker: its training data was not looked at (data.path: expected a folder")
+    assert told.startswith("ranker: its training data was not compared (data.path: expected a folder")
     (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.msmarco_passage.MsMarcoPassage}\n")
     (told,) = seen_in_training(ranker, here, mini_splits(), queries)
-    assert told.startswith("ranker: its training data was not looked at (msmarco_passage may download it)")
+    assert told.startswith("ranker: its training data was not compared (msmarco_passage may download it)")

@@ -1,4 +1,4 @@
-"""States on disk: equal to a direct forward, resumable, refused when they are not what they say."""
+"""States on disk equal those of a direct forward pass; caching resumes; files that contradict their metadata fail."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def sequences(reads: str = "pairs") -> Sequences:
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, *at: int) -> list[int]:
-    """Interrupt the encoder at these calls of it, counted from 1; returns the rows of each call so far."""
+    """Interrupt the encoder at these calls, counted from 1; returns a list that collects the rows of each call."""
     calls: list[int] = []
     real = Encoder.layers
 

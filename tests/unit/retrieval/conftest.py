@@ -7,7 +7,8 @@ import torch
 
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.encoders.loading import load_encoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
@@ -15,7 +16,7 @@ from ranker.models.dpr import DPR
 
 @pytest.fixture(scope="session")
 def small():
-    """60 docs of 1 to 40 words, 12 queries; docs 50 to 54 say the same."""
+    """60 docs of 1 to 40 words, 12 queries; docs 50 to 54 have the same text."""
     rng = random.Random(3)
     words = [first + second for first in "bcdfgk" for second in ("ab", "el", "ir", "om")]
     text = lambda least, most: " ".join(rng.choices(words, k=rng.randint(least, most)))  # noqa: E731

@@ -9,7 +9,8 @@ import pytest
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
 from ranker.retrieval import bm25
-from ranker.retrieval.bm25 import BM25, FirstStage, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.first_stage import FirstStage, first_stage, with_candidates
 
 DOCS = MemoryDocs([
     Doc("d1", "a cat sat on the mat"),
@@ -131,7 +132,7 @@ def built(monkeypatch):
             built.append(docs.fingerprint)
             super().__init__(docs, **options)
 
-    monkeypatch.setattr(bm25, "BM25", Counted)
+    monkeypatch.setattr("ranker.retrieval.first_stage.BM25", Counted)
     return built
 
 

@@ -1,4 +1,4 @@
-"""Vectors on disk: ids beside vectors, shards, resuming, refusing."""
+"""Vectors on disk: their ids, shards, resumed encoding, and folders that are refused."""
 
 import json
 import shutil

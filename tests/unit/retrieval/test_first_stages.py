@@ -7,7 +7,8 @@ import pytest
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError, DataError
-from ranker.retrieval.bm25 import BM25, FirstStage, first_stage
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.first_stage import FirstStage, first_stage
 from ranker.retrieval.tfidf import TFIDF
 
 DOCS = MemoryDocs(

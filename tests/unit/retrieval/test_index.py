@@ -215,7 +215,7 @@ class OnGpus:
 
 
 class FaissWithGpus:
-    """faiss as it is with GPUs, as far as it is used; remembers which indexes went there."""
+    """The parts of faiss's GPU interface that ranker uses; remembers which indexes were moved to GPUs."""
 
     StandardGpuResources = GpuMultipleClonerOptions = SimpleNamespace
 

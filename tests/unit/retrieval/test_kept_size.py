@@ -1,4 +1,4 @@
-"""A pair of layers and size that `ranker sizes` keeps: its folder says how long its texts are, and what trained it."""
+"""The folder that `ranker sizes` keeps for a pair of layers and size states its text lengths and its training."""
 
 import json
 

@@ -12,7 +12,7 @@ from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.files import write_folder
 from ranker.interactions.maxsim import TextVectors
-from ranker.retrieval import pipeline
+from ranker.retrieval import engines, pipeline
 from ranker.retrieval.encode import Device
 from ranker.retrieval.indexes.fast_plaid import FastPlaid
 from ranker.retrieval.indexes.flat import Flat
@@ -309,7 +309,7 @@ def engine_of(small, scorers, data_of, tmp_path):
         data, where, sets = data_of(scorer, collection), Device(max_tokens=500), {"small": collection}
         options = EncodeOptions(tmp_path / "cache", shard_docs=25)
         folders = pipeline.encode_sets(scorer, data, sets, options, where, "32-true")
-        return pipeline.vector_engines(scorer, data, sets, folders, kind, where, LateOptions())["small"]
+        return engines.vector_engines(scorer, data, sets, folders, kind, where, LateOptions())["small"]
 
     return make
 

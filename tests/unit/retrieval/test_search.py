@@ -9,7 +9,7 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError, DataError
-from ranker.retrieval import pipeline, search
+from ranker.retrieval import engines, pipeline, search
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device
 from ranker.retrieval.indexes.flat import Flat
@@ -40,10 +40,10 @@ def engine_of(small, data_of, tmp_path):
             where,
             "32-true",
         )
-        engines = pipeline.vector_engines(
+        opened = engines.vector_engines(
             scorer, data, {"small": collection}, folders, kind or Flat(), where, late or LateOptions()
         )
-        return engines["small"]
+        return opened["small"]
 
     return make
 
@@ -86,7 +86,7 @@ def test_ties_at_the_last_place_follow_the_tie_rule_however_many_there_are(engin
     scorer = scorers()
     engine = engine_of(scorer)
     expected = brute_force(engine, scorer, small, 60)
-    # docs 50 to 54 say the same: cut through them for a query that ranks them anywhere
+    # docs 50 to 54 have the same text: cut the ranking among them, for a query that finds them
     for query_id in QUERIES:
         ranking = [doc_id for _, doc_id in expected[query_id]]
         first = min(ranking.index(f"d{i}") for i in range(50, 55))
@@ -215,13 +215,13 @@ def test_colbert_with_fewer_candidates_than_asked_for_says_so_once(engine_of, sc
 def test_options_that_no_search_reads_are_refused():
     deep, wide = LateOptions(token_depth=9), LateOptions(candidates=9)
     for index, several in ((Flat(), True), (HNSW(), True)):
-        pipeline.check_late(index, several, deep)
+        engines.check_late(index, several, deep)
     for index, several in ((Plaid(), True), (Flat(), False), (Sparse(), False)):
-        pipeline.check_late(index, several, LateOptions())
+        engines.check_late(index, several, LateOptions())
         with pytest.raises(ConfigError, match=r"late\.token_depth: expected the default, 256, with index="):
-            pipeline.check_late(index, several, deep)
+            engines.check_late(index, several, deep)
     with pytest.raises(ConfigError, match="candidates: expected the default, 1000, with index=plaid, which ranks docs"):
-        pipeline.check_late(Plaid(), True, wide)
+        engines.check_late(Plaid(), True, wide)
 
 
 def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
@@ -237,7 +237,7 @@ def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
 
 
 def test_bm25_through_the_same_door(small):
-    engine = pipeline.bm25_engines({"small": small}, partial(BM25, stemmer=None, stopwords=None))["small"]
+    engine = engines.bm25_engines({"small": small}, partial(BM25, stemmer=None, stopwords=None))["small"]
     found = engine.search(QUERIES, 10)
     direct = BM25(small.docs, stemmer=None, stopwords=None).search(small.queries, 10)
     assert found.to_run() == direct.to_run()

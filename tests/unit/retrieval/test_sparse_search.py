@@ -13,7 +13,7 @@ from ranker.errors import ConfigError, DataError
 from ranker.models.dpr import DPR
 from ranker.models.splade import SPLADE
 from ranker.models.tildev2 import TILDEv2
-from ranker.retrieval import pipeline
+from ranker.retrieval import engines, pipeline
 from ranker.retrieval.encode import Device, encode_queries
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.seismic import Seismic
@@ -45,7 +45,7 @@ def engine_of(small, data_of, tmp_path):
         encode = EncodeOptions(tmp_path / "cache", shard_docs=25, **options)
         folders = pipeline.encode_sets(scorer, data, {"small": small}, encode, where, "32-true")
         index = index or Sparse()
-        return pipeline.vector_engines(scorer, data, {"small": small}, folders, index, where, LateOptions())["small"]
+        return engines.vector_engines(scorer, data, {"small": small}, folders, index, where, LateOptions())["small"]
 
     return make
 

@@ -2,13 +2,18 @@
 
 import logging
 import math
+import os
+import subprocess
+import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
-from ranker.retrieval.bm25 import BM25, FirstStage, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.first_stage import FirstStage, first_stage, with_candidates
 from ranker.retrieval.words import Words
 
 LETTERS = MemoryDocs([
@@ -114,3 +119,19 @@ def test_pc2_13_other_options_are_another_cache_file(tmp_path):
 def test_options_out_of_range():
     with pytest.raises(ConfigError, match=r"bm25.min_word_chars: expected at least 1, got 0"):
         Words(min_word_chars=0)
+
+
+def test_bm25s_does_not_start_jax(tmp_path):
+    """JAX would reserve most of the GPU's memory; a package of its name that fails when it is imported stands in."""
+    for name in ("jax", "jax/lax"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('JAX was started')" if "/" in name else "")
+    program = (
+        "import sys; from ranker.retrieval.words import Words, import_bm25s; Words()(['a word']);"
+        "import bm25s.selection; assert not bm25s.selection.JAX_IS_AVAILABLE; assert 'jax' not in sys.modules;"
+        "import jax; import_bm25s(); assert sys.modules['jax'] is jax"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

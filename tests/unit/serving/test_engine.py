@@ -1,4 +1,4 @@
-"""Which pairs form a batch, in an engine without a server."""
+"""Which pairs the engine puts into one batch, tested without a server."""
 
 import asyncio
 import threading

@@ -116,7 +116,7 @@ def test_a_damaged_best_is_sought_anew(tmp_path, caplog):
 
 
 class Stagnant(pl.LightningModule):
-    """Nothing gets better; SIGTERM comes in a step, or in the validation after it."""
+    """A training without improvement that gets SIGTERM in a step, or in the validation after the step."""
 
     def __init__(self, sigterm_at: int | None = None, in_validation: bool = False) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class Scalar(torch.nn.Module):
 
 
 class Alone(ContrastiveModule):
-    """Without a Trainer."""
+    """The module without a Trainer."""
 
     trainer = SimpleNamespace(world_size=1, is_global_zero=True, strategy=object())
     global_rank, device = 0, torch.device("cpu")
@@ -77,7 +77,7 @@ def step_of(groups: int, size: int, docs: int = 1) -> TrainStep:
 
 
 def contrast_of(groups: int, docs: int = 1) -> Contrast:
-    """Every doc stands against every query."""
+    """The contrast in which every query is compared with every doc."""
     positive = torch.arange(groups * docs) % docs == 0
     return Contrast(
         positive.float(),

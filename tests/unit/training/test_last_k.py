@@ -15,6 +15,7 @@ from ranker.errors import ConfigError
 from ranker.training.ema import EMA
 from ranker.training.last_k import LastK
 from ranker.training.rerank_module import RerankModule
+from ranker.training.validation import measures_of_run
 
 
 class Plain(pl.LightningModule):
@@ -89,8 +90,6 @@ def test_equal_scores_of_a_validation_are_said(caplog, scores, warned):
     qrels = {"q": {"a": 1}, "p": {"b": 1}}
     run = {"q": dict(zip("ab", scores, strict=True)), "p": {"b": 0.0}}
     collection = Collection("one", docs, {"q": "q", "p": "p"}, qrels, Candidates.from_run(run))
-    module = RerankModule(nn.Linear(1, 1), ["nDCG@10"])
-    module._trainer = type("At", (), {"global_step": 7})()
     with caplog.at_level(logging.WARNING):
-        module._measure(run, collection)
+        measures_of_run(run, collection, ["nDCG@10"], step=7)
     assert ("validation at step 7: all candidates of each query have the same score" in caplog.text) == warned

@@ -22,7 +22,8 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import cosine, linear
 from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep
 

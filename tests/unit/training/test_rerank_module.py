@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ranker.data.dataset import StepLoader
 from ranker.data.step_plan import StepPlan
+from ranker.training.options import Optimization
 from ranker.training.progress import ProgressBar
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.rerank_module import RerankModule
 from ranker.training.throughput import Throughput
 from ranker.types import RankBatch, TrainStep
 

@@ -1,0 +1,54 @@
+"""Options of training data: sizes of batches, and where training groups take their docs and labels from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Sizes of optimizer steps and micro-batches.
+
+    Args:
+        queries: Query groups per optimizer step, over all devices.
+        docs: Docs per group.
+        max_tokens: Token budget of a micro-batch on one device.
+        eval_max_tokens: Token budget of a scoring batch; None: `max_tokens`.
+        positives: Relevant docs per group.
+        depth: Negatives are drawn from this many top candidates.
+        min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
+        workers: Worker processes that prefetch batches.
+        grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
+        novelty: Docs that repeat a better one of their group to this extent have label 0 (`NovelGroups`); None: none.
+    """
+
+    queries: int = 32
+    docs: int = 8
+    max_tokens: int = 16384
+    eval_max_tokens: int | None = None
+    positives: int = 1
+    depth: int = 100
+    min_micro_batches: int = 1
+    workers: int = 0
+    grows: bool = False
+    novelty: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainDocs:
+    """Sources of docs and labels for training groups that replace or extend the collection's candidates and judgements.
+
+    Args:
+        negatives: Path of a run of mined negatives, drawn in place of the candidates; None: the candidates.
+        teacher: Path of a teacher's run whose scores are the labels; None: the judgements.
+        random_negatives: Fill groups that have too few negatives with random docs of the corpus.
+        in_batch: Whether a step's groups use each other's docs as negatives (`TrainStep.contrast`).
+        whole_step: Whether steps have `contrast` without these negatives, too, for a loss over all texts of a step.
+    """
+
+    negatives: str | Path | None = None
+    teacher: str | Path | None = None
+    random_negatives: bool = False
+    in_batch: bool = False
+    whole_step: bool = False

@@ -1,0 +1,117 @@
+"""Docs of a file of lines `id`, tab, text, read where they are needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ranker.data.collection import Doc, fingerprint_of
+from ranker.data.separated import SortedIds, field_bounds, fields, whole_lines
+from ranker.errors import DataError
+from ranker.files import write_whole
+
+_READ = 1 << 22  # bytes that are read at a time when all docs are
+
+
+class TsvDocs:
+    """Docs of a file like MS MARCO's `collection.tsv`; only ids and positions are in memory, some 30 bytes a doc.
+
+    Texts are read from the file and not mapped, so a pass over all docs takes no memory. Several processes may read.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: A line does not have exactly two columns, or ends in a carriage return; or an id is there twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process_id, self._file = -1, -1
+        ids, ends, position, line = [], [np.zeros(1, dtype=np.int64)], 0, 1
+        with path.open("rb") as stream:
+            for text in whole_lines(stream):
+                block = np.frombuffer(text, dtype=np.uint8)
+                bounds = field_bounds(block, 2)
+                if bounds is None:
+                    raise DataError(f"{path}: expected lines of id, tab and text, got others after line {line - 1}")
+                starts, stops = bounds
+                ids.append(fields(block, starts[:, 0], stops[:, 0]))
+                ends.append(position + stops[:, 1] + 1)
+                position, line = position + len(block), line + len(starts)
+        self._offsets = np.concatenate(ends)
+        self._ids = SortedIds(np.concatenate(ids) if ids else np.empty(0, dtype="S1"))
+        if self._ids.repeat is not None:
+            first, second = sorted(self._ids.repeat)
+            raise DataError(f"{path}:{second + 1}: expected each doc id once, got that of line {first + 1} again")
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> str:
+        """Return a hash of all ids and texts, stored beside the file with its size and modification time."""
+        found = self.path.stat()
+        state, cache = [found.st_size, found.st_mtime_ns], Path(f"{self.path}.ranker_fingerprint.json")
+        try:
+            cached = json.loads(cache.read_text(encoding="utf-8"))
+            if cached["state"] == state and cached["crc32"] == zlib.crc32(cached["fingerprint"].encode()):
+                return str(cached["fingerprint"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # not computed yet, or damaged
+        fingerprint = fingerprint_of(self)
+        if os.access(cache.parent, os.W_OK):
+            with write_whole(cache) as file:
+                json.dump({"state": state, "fingerprint": fingerprint, "crc32": zlib.crc32(fingerprint.encode())}, file)
+        return fingerprint
+
+    def _read(self, first: int, last: int) -> bytes:
+        """Return the bytes of the lines `first` to `last` - 1."""
+        if self._process_id != os.getpid():
+            self._file, self._process_id = os.open(self.path, os.O_RDONLY), os.getpid()
+        start, stop = int(self._offsets[first]), int(self._offsets[last])
+        parts = b""
+        while len(parts) < stop - start:  # a call may return less
+            part = os.pread(self._file, stop - start - len(parts), start + len(parts))
+            if not part:
+                break  # the last line has no line feed
+            parts += part
+        return parts
+
+    def _doc(self, line: bytes) -> Doc:
+        try:
+            doc_id, _, text = line.decode().partition("\t")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.path}: expected UTF-8, got byte {line[error.start]:#04x} in {line[:40]!r}; convert the file"
+            ) from None
+        return Doc(doc_id, text)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __iter__(self) -> Iterator[Doc]:
+        row = 0
+        while row < len(self):
+            after = int(np.searchsorted(self._offsets, self._offsets[row] + _READ))
+            after = max(row + 1, min(after, len(self)))
+            yield from map(self._doc, self._read(row, after).removesuffix(b"\n").split(b"\n"))
+            row = after
+
+    def __getitem__(self, doc_id: str) -> Doc:
+        row = self._ids.row(doc_id)
+        if row < 0:
+            raise KeyError(doc_id)
+        return self._doc(self._read(row, row + 1).removesuffix(b"\n"))
+
+    def __contains__(self, doc_id: object) -> bool:
+        return self._ids.row(doc_id) >= 0
+
+    def known(self, ids: np.ndarray) -> np.ndarray:
+        """Return which ids, UTF-8 in a bytes array [ids], are those of docs, bool [ids]."""
+        return self._ids.known(ids)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_process_id": -1, "_file": -1}
