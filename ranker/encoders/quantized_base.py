@@ -55,11 +55,18 @@ def quantize_base(model: nn.Module, kind: str) -> None:
                 f"encoder.lora.base: expected float32 or bfloat16, since {type(layer.base_layer).__name__} has no form "
                 f"in {kind}; got {kind}"
             )
-        layer.base_layer = _rounded(library, layer.base_layer, kind)
+        layer.base_layer = rounded_layer(library, layer.base_layer, kind)
     cast_base(model, torch.bfloat16)
 
 
-def _rounded(library: Any, linear: nn.Linear, kind: str) -> nn.Module:
+def rounded_layer(library: Any, linear: nn.Linear, kind: str) -> nn.Module:
+    """Return a linear layer with rounded weights, which are in no state dict.
+
+    Args:
+        library: The module bitsandbytes.
+        linear: The layer.
+        kind: `nf4` or `int8`.
+    """
     sizes = (linear.in_features, linear.out_features, linear.bias is not None)
     weight = linear.weight.detach()
     rounded: Any
@@ -89,10 +96,10 @@ def plain_base(model: nn.Module) -> None:
     """Replace the rounded weights of adapted layers by linear layers in float32 with the rounded values."""
     for layer in adapted_layers(model):
         if type(layer.base_layer).__name__ in ("Linear4bit", "Linear8bitLt"):
-            layer.base_layer = _dequantized(layer.base_layer)
+            layer.base_layer = dequantized(layer.base_layer)
 
 
-def _dequantized(linear: Any) -> nn.Linear:
+def dequantized(linear: Any) -> nn.Linear:
     """Return a rounded layer as a linear layer in float32, with the rounded values."""
     plain = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
     with torch.no_grad():
