@@ -10,7 +10,7 @@ from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import without_adapters
 from ranker.data.collate import TextLimits
 from ranker.encoders.lora import LoRA
-from ranker.encoders.quantized_base import dequantized, import_bitsandbytes, rounded_layer
+from ranker.encoders.quantized_base import dequantized, rounded_layer
 from ranker.errors import ConfigError
 from ranker.export import _adapter
 from tests.unit.models.test_lm_reranker import PAIRS, folder_of
@@ -65,6 +65,6 @@ def test_rounded_weights_keep_adapters_and_train_them_alone(kind, bits, gap, tmp
 @pytest.mark.parametrize(("kind", "step"), [("int8", 1 / 254), ("nf4", 0.152)])
 def test_a_weight_moves_by_half_a_step_of_its_grid(kind, step):
     linear = torch.nn.Linear(64, 32)  # a row is a block of 64; the widest gap of NormalFloat's values is 0.304
-    rounded = dequantized(rounded_layer(import_bitsandbytes(kind), linear, kind)).weight
+    rounded = dequantized(rounded_layer(linear, kind)).weight
     largest = linear.weight.abs().amax(1, keepdim=True)
     assert 0 < ((rounded - linear.weight).abs() / largest).max() <= step * 1.01
