@@ -57,7 +57,8 @@ def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
         rounded.weight = library.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
     if linear.bias is not None:
         rounded.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
-    rounded.__class__ = _stateless(type(rounded))
+    layer: Any = type(rounded)
+    rounded.__class__ = _stateless(layer)
     return rounded.to(weight.device)  # type: ignore[no-any-return]
 
 

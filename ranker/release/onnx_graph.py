@@ -158,8 +158,9 @@ def _halve(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's reports on what it skips."""
-    levels = {logging.getLogger(name): logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
+    """Silence the exporter's messages about skipped parts."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = {logger: logger.level for logger in loggers}
     for logger in levels:
         logger.setLevel(logging.ERROR)
     try:
