@@ -38,8 +38,8 @@ def scores_of(scorer):
 
 
 @needs_package
-@pytest.mark.parametrize(("kind", "bits", "gap"), [("int8", torch.int8, 0.02), ("nf4", torch.uint8, 1e-4)])
-def test_rounded_weights_keep_adapters_and_train_them_alone(kind, bits, gap, tmp_path):
+@pytest.mark.parametrize(("kind", "bits"), [("int8", torch.int8), ("nf4", torch.uint8)])
+def test_rounded_weights_keep_adapters_and_train_them_alone(kind, bits, tmp_path):
     cfg = lm_cfg(folder_of(tmp_path / "base"))
     plain = trained(build_scorer(cfg))
     (tmp_path / "adapter").mkdir()
@@ -53,8 +53,8 @@ def test_rounded_weights_keep_adapters_and_train_them_alone(kind, bits, gap, tmp
     assert {layer.weight.dtype for layer in layers} == {bits}
     assert not any("base_layer" in name for name in scorer.state_dict())
     whole, _ = without_adapters(scorer, cfg)
-    # int8 also rounds the inputs of layers, which merged weights do not
-    torch.testing.assert_close(scores_of(whole), rounded, rtol=0, atol=gap)
+    # the merged model computes in float32, the one with the rounded base in bfloat16
+    torch.testing.assert_close(scores_of(whole), rounded, rtol=0.02, atol=0)
     before = {name: weight.clone() for name, weight in scorer.named_parameters()}
     trained(scorer.train())
     changed = {name for name, weight in scorer.named_parameters() if not torch.equal(weight, before[name])}
@@ -67,4 +67,4 @@ def test_a_weight_moves_by_half_a_step_of_its_grid(kind, step):
     linear = torch.nn.Linear(64, 32)  # a row is a block of 64; the widest gap of NormalFloat's values is 0.304
     rounded = dequantized(rounded_layer(linear, kind)).weight
     largest = linear.weight.abs().amax(1, keepdim=True)
-    assert 0 < ((rounded - linear.weight).abs() / largest).max() <= step * 1.01
+    assert 0 < ((rounded - linear.weight).abs() / largest).max() <= step * 1.1  # int8 rounds to half precision first
