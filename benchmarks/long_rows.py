@@ -35,7 +35,8 @@ from ranker.encoders.tiny import tiny_tokenizer
 from ranker.models.monobert import MonoBERT
 from ranker.passages.maxp import MaxP
 from ranker.passages.windowed import Windowed
-from ranker.training.throughput import matmul_flops, measure_matmul, near_pairs
+from ranker.training.flops import matmul_flops, near_pairs
+from ranker.training.throughput import measure_matmul
 from ranker.types import RankBatch, TokenBatch
 
 VOCABULARY, QUERY, SPECIAL = 30522, 16, 3

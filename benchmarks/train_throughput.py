@@ -48,9 +48,10 @@ from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import DEFAULT, Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
+from ranker.training.flops import matmul_flops, near_pairs  # noqa: E402
 from ranker.training.options import Optimization  # noqa: E402
 from ranker.training.rerank_module import RerankModule  # noqa: E402
-from ranker.training.throughput import Throughput, matmul_flops, measure_matmul, near_pairs  # noqa: E402
+from ranker.training.throughput import Throughput, measure_matmul  # noqa: E402
 
 # layers, states, heads, feed-forward states
 SIZES = {

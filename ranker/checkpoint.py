@@ -19,12 +19,14 @@ from ranker import export
 from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
 from ranker.data.collate import pair_layout
+from ranker.encoders.alignment import align
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
 from ranker.encoders.lora import base_fingerprint, base_names, has_adapter, merge_adapter
 from ranker.encoders.model_folder import ADAPTER
-from ranker.errors import CheckpointError, RankerError
+from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.export import _adapter
+from ranker.export._modules import has_modules
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.passages.build import with_passages
@@ -173,6 +175,7 @@ def load_scorer(
     """
     description = read_description(path)
     in_run = (path / "config.yaml").is_file()
+    _refuse_pretraining(path)
     if execution is None:
         stored = Execution.of(description.get("encoder") or {})
         execution = replace(stored, trust_remote_code=trust_remote_code)
@@ -190,6 +193,7 @@ def load_scorer(
         _load_state(
             scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
         )
+        align(scorer)
         return scorer
     verify_folder(model, error=CheckpointError)
     if (model / "onnx.json").is_file():
@@ -204,7 +208,30 @@ def load_scorer(
         scorer = with_passages(_load(model, target, execution), description.get("passages"))
     if isinstance(scorer, Windowed):
         scorer.load_aggregation(model)
+    align(scorer)
     return scorer
+
+
+def _refuse_pretraining(path: Path) -> None:
+    """Refuse a run of `ranker pretrain`, or its `model/`, whose weights would load as another kind of model.
+
+    A pretrained bi-encoder ranks as it is, and passes.
+
+    Raises:
+        CheckpointError: The folder is such a run.
+    """
+    run = path if (path / "config.yaml").is_file() else path.resolve().parent
+    if run != path and path.name != "model":
+        return
+    try:
+        stored: Any = load_stored(run / "config.yaml") if (run / "config.yaml").is_file() else {}
+    except ConfigError:  # beside a model folder, it may be any program's
+        stored = {}
+    if stored.get("objective") is not None and not has_modules(run / "model"):
+        raise CheckpointError(
+            f"checkpoint: expected a trained ranker, got a run of ranker pretrain ({path}), which trains an encoder "
+            f"alone; train a ranker on it with encoder.name={run / 'model'}"
+        )
 
 
 def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:

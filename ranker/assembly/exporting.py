@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ranker.data.dataset import top_candidates
 from ranker.data.options import BatchOptions
 from ranker.data.pair_cuts import cut_otherwise
 from ranker.encoders.pruned_heads import removed_heads
-from ranker.errors import CheckpointError, ConfigError
+from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.exits.early_exit import EarlyExit
 from ranker.export import _adapter
 from ranker.export._modules import has_modules, is_cross_encoder, is_multi_vector
@@ -39,7 +40,7 @@ from ranker.release import onnx_graph
 from ranker.release.layouts import cast, check_format, megabytes, write_layout
 from ranker.release.onnx_program import OnnxProgram, write_settings
 from ranker.release.parity import BOUNDS, ScoredSet, compare, faults, timed
-from ranker.release.programs import program_of
+from ranker.release.programs import BATCH, program_of
 from ranker.release.usage import readme
 from ranker.run_folder import check_unused
 from ranker.training.run_writer import write_json, write_text
@@ -129,6 +130,7 @@ def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[st
         docs = {doc_id: collection.docs[doc_id].full_text for doc_id in dict.fromkeys(doc_id for _, doc_id in ids)}
         texts = [(collection.queries[query_id], docs[doc_id]) for query_id, doc_id in ids]
         limits = text_limits(scorer, trained, nodes.get(name) if nodes else None)
+        collection = replace(collection, instructions=None)  # both programs score the texts alone
         sets[name] = ComparedPairs(collection, [query for query, _ in ids], [doc for _, doc in ids], texts, limits)
     return sets
 
@@ -142,7 +144,8 @@ def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -
     if not cfg.format.startswith("onnx"):
         write_layout(folder, plain, described, cfg.format)
         cast(folder, cfg.dtype)
-        return {"folder_type": folder_type(folder), "labels": plain.encoder.config.num_labels, "prompt": prompt}
+        facts = {"folder_type": folder_type(folder), "labels": plain.encoder.config.num_labels, "prompt": prompt}
+        return facts | {"alone": scorer.encoder.path == "by_length"}
     layout = folder / ".layout"
     layout.mkdir()
     write_layout(layout, plain, described, "hf" if hasattr(scorer, "words") else "onnx")
@@ -174,14 +177,17 @@ def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, ComparedPairs], c
     }  # fmt: skip
     is_onnx = cfg.format.startswith("onnx")
     gpu = torch.cuda.is_available() and cfg.trainer.accelerator != "cpu"
-    program: Any = OnnxProgram(folder) if is_onnx else program_of(folder, "cuda" if gpu else "cpu")
+    batch = 1 if scorer.encoder.path == "by_length" else BATCH
+    with _other_program():
+        program: Any = OnnxProgram(folder) if is_onnx else program_of(folder, "cuda" if gpu else "cpu", batch)
     content: dict[str, Any] = {}
     rates: dict[str, list[float]] = {"original": [], "export": []}
     for name, pairs in sets.items():
         original, rate = timed(Reranker(scorer, pairs.limits, **options).score, pairs.texts)
         rates["original"].append(rate)
         score = Reranker(program, pairs.limits, **options).score if is_onnx else program
-        exported, rate = timed(score, pairs.texts)
+        with _other_program():
+            exported, rate = timed(score, pairs.texts)
         rates["export"].append(rate)
         alike = np.ones(len(original), bool) if is_onnx else _cut_alike(scorer, pairs, cfg)
         qrels = dict(pairs.collection.qrels)
@@ -203,6 +209,24 @@ def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, ComparedPairs], c
         "device": "cuda" if gpu else "cpu",
         "torch": torch.__version__,
     }
+
+
+@contextmanager
+def _other_program() -> Iterator[None]:
+    """Say in one line that the program that an export is for can't run it.
+
+    Raises:
+        CheckpointError: In place of that program's error.
+    """
+    try:
+        yield
+    except RankerError:
+        raise
+    except Exception as error:  # the libraries raise errors of any type
+        raise CheckpointError(
+            "export: expected files that the other program runs, got its error "
+            f"{type(error).__name__}: {' '.join(str(error).split())}; nothing is written"
+        ) from error
 
 
 def _cut_alike(scorer: Scorer, pairs: ComparedPairs, cfg: DictConfig) -> np.ndarray:

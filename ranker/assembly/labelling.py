@@ -19,6 +19,7 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.dataset import top_candidates
+from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import with_allowed
 from ranker.data.ragged import row_offsets
 from ranker.data.splits import check_candidates
@@ -36,7 +37,7 @@ from ranker.types import Run
 
 log = logging.getLogger(__name__)
 
-READER_DOC_TOKENS = 448  # longest doc of a reader, as of other programs' teachers
+READER_DOC_TOKENS = 448  # maximum tokens of a doc for a reader, the same as for teachers of other programs
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
     if len(sets) > 1:
         raise ConfigError(f"split: expected a split of one set, got {', '.join(sets)}; name one of them in data.test")
     ((name, collection),) = sets.items()
+    refuse_instructions(sets)
     depth = cfg.depth or trained.get("depth", 100)
     if cfg.candidates is not None:
         collection = with_allowed(collection, read_candidates(Path(cfg.candidates)))
@@ -214,7 +216,7 @@ def shards_of_reader(cfg: DictConfig, collection: Collection, fabric: Any) -> Sc
 
 
 def scores_of_run(path: Path, candidates: Candidates) -> np.ndarray:
-    """Return the scores of a TREC run for the docs to score, float64 [pairs]; NaN where it has none."""
+    """Return the scores of a TREC run for the docs to score, float64 [pairs]; NaN for pairs that the run lacks."""
     run: Run = read_run(path, single=True)
     return np.array(
         [run.get(query_id, {}).get(doc_id, np.nan) for query_id in candidates for doc_id in candidates[query_id]]

@@ -122,6 +122,7 @@ def _fill(
         "labels": scorer.encoder.config.num_labels,
         "prompt": getattr(scorer, "prompt", None) is not None,
         "reads": scorer.reads,
+        "alone": scorer.encoder.path == "by_length",
         "calibrated": copy_calibration(run, folder) is not None,
         "limits": (limits.query, limits.doc, limits.pair or scorer.encoder.max_tokens),
     }

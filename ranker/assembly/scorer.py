@@ -13,11 +13,12 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.checkpoint import built_for, load_scorer
+from ranker.checkpoint import built_for, load_scorer, read_description
 from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.distillation.layers import Layers
 from ranker.distillation.module import DistillationModule
+from ranker.encoders.alignment import align
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
@@ -29,6 +30,7 @@ from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
 from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
+from ranker.probing.profile import check_encoder
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, OwnDocsMatryoshkaModule, Sizes
 from ranker.training.options import Optimization
@@ -65,11 +67,13 @@ def build_scorer(cfg: DictConfig) -> Scorer:
         )
     if cfg.get("resume"):
         scorer = built_for(Path(cfg.checkpoint), cfg, Execution.of(cfg.encoder)).train()
+        align(scorer)
         _drop_layers(scorer, cfg)
         return scorer
     scorer = instantiate(
         constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
     )
+    align(scorer)
     if is_bi_encoder(scorer):
         _warn_of_parts_left_behind(scorer)
     return with_passages(scorer, cfg.get("passages"))
@@ -152,6 +156,10 @@ def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[.
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
     if cfg.get("distill") is not None:
         options: Layers = instantiate(cfg.distill)
+        if options.layers == "auto":
+            check_encoder(
+                str(options.report), read_description(Path(options.teacher)).get("encoder") or {}, "distill.report"
+            )
         teacher = load_scorer(Path(options.teacher), execution=_as_student(cfg))
         return partial(DistillationModule, teacher=teacher, options=options, fresh=cfg.get("checkpoint") is None)
     if "exits" in cfg.model:

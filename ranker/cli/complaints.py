@@ -208,6 +208,21 @@ def _first_paragraph(text: str) -> str:
 def _nearest_key(name: str) -> str:
     if name.startswith("data.sets."):
         return f"; a key that the set's yaml does not list is added with a plus sign: +{name}=..."
-    known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root)]
+    group, _, key = name.partition(".")
+    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml") if _has_key(path, key)) if key else []
+    if choices:  # the group has no node yet
+        shown = " or ".join(f"{group}={choice}" for choice in choices[:3]) + (" or others" if choices[3:] else "")
+        return f"; it is a key of conf/{group}/: choose a file there, too, as {shown}"
+    known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root) if key != name]
     hint = did_you_mean(name, known)
     return hint if "did you mean" in hint else "; see --help for the keys"
+
+
+def _has_key(path: Path, key: str) -> bool:
+    """Whether a yaml of a group, or one that it begins with, has a key."""
+    if path.stem.startswith("_") or path.stem == "none":
+        return False
+    shared = path.with_name("_shared.yaml")
+    texts = [path.read_text(encoding="utf-8")]
+    texts += [shared.read_text(encoding="utf-8")] if shared.is_file() and "- _shared" in texts[0] else []
+    return any(re.search(rf"^{re.escape(key)}:", text, re.M) for text in texts)

@@ -14,7 +14,6 @@ from ranker.assembly.probabilities import FILE
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.scored import run_of
 from ranker.checkpoint import load_scorer, read_description
-from ranker.data.instructions import refuse_instructions
 from ranker.data.trec import write_run
 from ranker.errors import DataError
 from ranker.evaluation.calibration import Calibration, judged_pairs, quality, write_calibration, write_picture
@@ -36,7 +35,6 @@ def calibrate(cfg: DictConfig) -> None:
     for split in (cfg.split, cfg.test):
         part: Any = OmegaConf.merge(cfg, {"split": split})
         parts[split] = docs_to_score(part, trained)
-    refuse_instructions(parts)
     for split, collection in parts.items():
         if not collection.qrels:
             raise DataError(f"split: expected judged queries in {split}, got none; name another split or data")

@@ -25,7 +25,7 @@ from ranker.data.datamodule import RankData
 from ranker.data.instructions import refuse_instructions
 from ranker.errors import ConfigError
 from ranker.evaluation import pictures, sizes_report
-from ranker.evaluation.metrics import parse_measures
+from ranker.evaluation.measure_names import parse_measures
 from ranker.evaluation.report import write_evaluation
 from ranker.export._adapter import has_adapters
 from ranker.models.dpr import DPR
@@ -114,7 +114,7 @@ def sizes(cfg: DictConfig) -> None:
         _write(cfg, folder, rows, measure, list(sets))
         if cfg.keep is not None:
             save_smaller(folder / "model", scorer, tuple(cfg.keep), trained, data.limits)
-            log.info("model of %d layers and %d numbers: checkpoint=%s", *cfg.keep, folder / "model")
+            log.info("model of %d layers and %d dimensions: checkpoint=%s", *cfg.keep, folder / "model")
 
 
 def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: DictConfig, limits: TextLimits) -> None:
@@ -144,7 +144,7 @@ def _numbers(key: str, given: Any, trained: Any, largest: int) -> list[int]:
     chosen = given if given is not None else [*(trained or ()), largest]
     numbers = sorted({int(number) for number in chosen})
     if not numbers or not 1 <= numbers[0] <= numbers[-1] <= largest:
-        raise ConfigError(f"{key}: expected numbers from 1 to {largest}, the model's own, got {list(chosen)}")
+        raise ConfigError(f"{key}: expected values from 1 to {largest}, the model's own, got {list(chosen)}")
     return numbers
 
 
@@ -191,7 +191,7 @@ def _searched(
         None if compared is run else compared,
         cfg.name,
     )
-    log.info("%s, %d layers, %d numbers: %s", name, layers, dim, in_words(figures))
+    log.info("%s, %d layers, %d dimensions: %s", name, layers, dim, in_words(figures))
     latency = figures["latency_ms"]
     return {
         "bytes_per_doc": engine.num_bytes / max(1, len(collection.docs)),

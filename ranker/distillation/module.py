@@ -23,6 +23,13 @@ from ranker.types import Loss, RankBatch, TokenBatch
 log = logging.getLogger(__name__)
 
 
+class _Shared(tuple[Any]):
+    """A tuple whose content is not copied with the module; callbacks that average weights copy the module."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return self
+
+
 class DistillationModule(RerankModule):
     """`RerankModule` with a teacher. The teacher's weights are not trained, and not stored in checkpoints.
 
@@ -58,7 +65,8 @@ class DistillationModule(RerankModule):
         super().__init__(scorer, measures, loss, optimization, nonfinite)
         check_fit(scorer, teacher, options.attention > 0)
         self.options = options
-        self._teacher: tuple[Any] = (teacher.eval().requires_grad_(False),)  # in a tuple, so it is not a submodule
+        # in a tuple, so it is not a submodule
+        self._teacher = _Shared([teacher.eval().requires_grad_(False)])
         profile = None if options.layers != "auto" else read_profile(str(options.report), "distill.report")
         self.layers = layer_map(options.layers, scorer.encoder.num_layers, teacher.encoder.num_layers, profile)
         log.info("distillation: the student's layers learn from layers %s of the teacher", self.layers)

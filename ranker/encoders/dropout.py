@@ -114,7 +114,7 @@ class HashedDropout(nn.Dropout):
     @torch._dynamo.disable  # type: ignore[attr-defined]
     def _hashes(self, values: Tensor) -> tuple[Tensor, Tensor] | None:
         hashes = self.source.next_hashes(self, values.shape[:-1])
-        return None if hashes is None else (hashes, column_hashes(values.shape[-1], values.device))
+        return None if hashes is None else (hashes, self.source.columns(values.shape[-1], values.device))
 
 
 class HashSource(Protocol):
@@ -122,4 +122,8 @@ class HashSource(Protocol):
 
     def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
         """Return the hashes of a module's next call, int32 [product of `shape`]; None outside of a forward pass."""
+        ...
+
+    def columns(self, width: int, device: torch.device) -> Tensor:
+        """Return `column_hashes`, computed once for each width."""
         ...

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ranker.encoders import quantized
+from ranker.encoders.alignment import align
 from ranker.encoders.dropout import HashedDropout
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
@@ -42,9 +43,6 @@ class TokenCounts:
 
     computed_tokens: int = 0
     last_layer_tokens: int = 0
-
-
-CACHE_LINE = 64  # bytes; torch's own tensors begin at a multiple of it
 
 
 class Encoder(nn.Module):
@@ -86,7 +84,7 @@ class Encoder(nn.Module):
         execution: Execution = DEFAULT,
     ) -> None:
         super().__init__()
-        _align(model)
+        align(model)
         self.model: Any = model
         self.tokenizer = tokenizer
         self.execution = execution
@@ -155,6 +153,11 @@ class Encoder(nn.Module):
     def ragged(self) -> bool:
         """Whether batches run without padding."""
         return self.path not in ("padded", "by_length")
+
+    @property
+    def by_transformers(self) -> bool:
+        """Whether layers run through transformers' own forward."""
+        return self._forward is not None
 
     @property
     def reads_segments(self) -> bool:
@@ -359,14 +362,3 @@ class Encoder(nn.Module):
             self._logged_path = True
             if self._forward is not None:
                 log.info("encoder: %s", self._traits.described(self.config.model_type))
-
-
-def _align(model: nn.Module) -> None:
-    """Copy weights on the CPU that start inside of a cache line, so that the same weights give the same bits.
-
-    Weights of a file are read in place, wherever they begin in it. Matrix products of some processors add up in an
-    order that depends on the address.
-    """
-    for weight in [*model.parameters(), *model.buffers()]:
-        if weight.device.type == "cpu" and weight.data_ptr() % CACHE_LINE:
-            weight.data = weight.data.clone()

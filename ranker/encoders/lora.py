@@ -2,8 +2,9 @@
 
 The base is frozen; each chosen linear layer y = W x becomes y = W x + (alpha / rank) B A x with trained A and B. peft
 makes the layers, their start and their files. Their forward pass is ours: it computes in the precision of the states,
-where peft converts the states to that of A and B. peft's dropout modules become hashed ones as any others
-(`Packing.find_dropout`), so masks do not depend on the layout of batches.
+where peft converts the states to that of A and B. On CUDA in half precision an adapter is a part of its layer's matrix
+product (`adapted_linear`). peft's dropout modules become hashed ones as any others (`Packing.find_dropout`), so masks
+do not depend on the layout of batches.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from ranker.encoders.adapted_linear import Siblings
 from ranker.errors import ConfigError
 
 PRECISIONS, ROUNDED = ("float32", "bfloat16"), ("int8", "nf4")
@@ -115,6 +117,36 @@ def adapted_layers(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, layer)]
 
 
+def refresh_stacked(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Bring the stacked weights of a model's adapted layers up to date, if all of these layers can run stacked.
+
+    Args:
+        model: The model.
+        dtype: The precision of its products.
+    """
+    layers = adapted_layers(model)
+    if not layers or not all(_stacks(layer) for layer in layers):
+        return False
+    for layer in layers:
+        if layer.place == 0:
+            layer.siblings.refresh(dtype)
+    return True
+
+
+def _stacks(layer: Any) -> bool:
+    """Whether a layer is a plain one, with one adapter, without dropout."""
+    if layer.siblings is None or layer.disable_adapters or layer.merged or layer.lora_variant:
+        return False
+    if len(layer.active_adapters) != 1 or layer.active_adapters[0] not in layer.lora_A:
+        return False
+    name, base = layer.active_adapters[0], layer.get_base_layer()
+    dropout = layer.lora_dropout[name]
+    if (layer.training and getattr(dropout, "p", 0.0)) or layer.lora_B[name].bias is not None:
+        return False
+    # weights of other types are sharded or quantized
+    return type(base) is nn.Linear and type(base.weight) is nn.Parameter and not base.weight.requires_grad
+
+
 @contextmanager
 def adapters_off(root: nn.Module) -> Iterator[None]:
     """Compute without the adapters of all models in a module; peft's own switch would also freeze them."""
@@ -144,10 +176,22 @@ def import_peft() -> Any:
 @cache
 def _own_layer() -> type:
     class Linear(import_peft().tuners.lora.Linear):  # type: ignore[misc]
-        """peft's linear layer with an adapter, in the precision of the states."""
+        """peft's linear layer with an adapter, in the precision of the states.
+
+        Attributes:
+            siblings: The layers that read the same states, this one among them; None before they are known.
+            place: Its number among them.
+        """
+
+        siblings: Siblings | None = None
+        place = 0
 
         def forward(self, states: Tensor, *args: Any, **options: Any) -> Tensor:
             """Return the layer's output [..., outputs] for states [..., inputs]."""
+            forward = None if self.siblings is None else self.packing.current
+            if forward is not None and forward.stacked:
+                stacked: Tensor = self.siblings.output(self.place, states)
+                return stacked
             if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
                 result: Tensor = super().forward(states, *args, **options)
                 return result
@@ -202,7 +246,9 @@ def merge_adapter(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if child in adapted:
                 adapted[child].merge()
-                setattr(parent, name, adapted[child].get_base_layer())
+                base = adapted[child].get_base_layer()
+                base.weight.data = base.weight.data.contiguous()  # it may be a part of stacked weights
+                setattr(parent, name, base)
     del model.peft_config
     model.requires_grad_(True)
 

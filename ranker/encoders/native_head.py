@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from ranker.encoders.alignment import align
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.text_model import model_class, place_of
@@ -57,6 +58,7 @@ class NativeHead(nn.Module):
     def __init__(self, whole: Any, encoder: Encoder, dropout: float = 0.0) -> None:
         super().__init__()
         whole.eval()
+        align(whole)
         # a causal model's head reads the last token that is not padding
         whole.config.get_text_config().pad_token_id = padding_token_id(encoder)
         encoder.make_first_token_global()

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ranker.encoders.attention import unpadded_unavailable
-from ranker.encoders.dropout import HashedDropout, dropout_hashes
+from ranker.encoders.dropout import HashedDropout, column_hashes, dropout_hashes
 from ranker.encoders.family import family_of
+from ranker.encoders.grouped_attention import GroupedRows, grouped_attention
 from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_attention import attend_rows, precise, runs_by_row
@@ -34,7 +34,7 @@ from ranker.encoders.text_model import ATTENTION_DROPOUTS
 from ranker.types import TokenBatch
 
 IMPLEMENTATION = "packed_rows"  # the name of the attention function in transformers' registry
-LARGEST_HEAD = 256  # of the kernel behind varlen_attn
+LARGEST_HEAD = 256  # of torch's flash attention
 _running: ContextVar[bool] = ContextVar("running", default=False)  # whether a packed pass of any model is running
 
 
@@ -50,6 +50,8 @@ class Pass:
             dropout, or torch draws it.
         seed: Seed of the hashes.
         prefixes: How the rows share prefixes; `batch` and `layout` are then those of its segments. None: they do not.
+        rows: Row boundaries, if attention of plain rows runs without padding on CUDA; compiled layers read them.
+        stacked: Whether layers with adapters run stacked (`adapted_linear.Siblings`).
     """
 
     batch: TokenBatch
@@ -58,6 +60,8 @@ class Pass:
     hashes: Tensor | None = None
     seed: int = 0
     prefixes: SharedPrefixes | None = None
+    rows: GroupedRows | None = None
+    stacked: bool = False
 
     @cached_property
     def groups(self) -> list[RowGroup]:
@@ -90,6 +94,7 @@ class Packing:
         self.own_implementation: str = model.config._attn_implementation
         self.attention_dropout = any(hasattr(model.config, key) for key in ATTENTION_DROPOUTS)
         self._calls: dict[int, int] = {}
+        self._columns: dict[tuple[int, torch.device], Tensor] = {}
         self.window_excess = family_of(model.config).window_excess
         for module in model.modules():
             object.__setattr__(module, "packing", self)
@@ -153,6 +158,12 @@ class Packing:
         columns = torch.arange(shape.numel(), device=hashes.device)
         return dropout_hashes(self.current.seed, torch.zeros_like(columns), columns, site + 1)[site]
 
+    def columns(self, width: int, device: torch.device) -> Tensor:
+        """Return `column_hashes`, computed once for each width."""
+        if (width, device) not in self._columns:
+            self._columns[width, device] = column_hashes(width, device)
+        return self._columns[width, device]
+
     def find_dropout(self, model: nn.Module, run: Callable[[], Any]) -> None:
         """Replace the model's dropout modules by hashed ones, once; sites are numbered in the order of the calls.
 
@@ -197,7 +208,6 @@ class _RowBias:
         return type(self.module).compute_bias(self.module, *lengths, **options)
 
 
-@torch._dynamo.disable  # type: ignore[attr-defined]
 def packed_attention(
     module: Any,
     query: Tensor,
@@ -228,28 +238,57 @@ def packed_attention(
         NotImplementedError: The model passes an option that is not known here.
     """
     forward = module.packing.current
+    rows = None if forward is None else forward.rows
+    plain = not any(options.get(name) is not None for name in ("softcap", "position_bias", "s_aux"))
+    if rows is None or not plain or query.shape[-1] > LARGEST_HEAD or key.shape[2] != query.shape[2]:
+        return _attend_apart(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options)
+    rule = _rule(module, query, scaling, dropout, options)
+    query, key, value = _states(query, key, value)
+    mixed, _ = grouped_attention(
+        query, key, value, rows.cu_seqlens, rows.cu_seqlens, rows.blocks, rows.longest,
+        rows.takes(query.shape[-1], rule.causal), rule.causal,
+        -1 if rule.window is None else rule.window - 1, rule.scale,
+    )  # fmt: skip
+    return mixed.unsqueeze(0), None
+
+
+def _rule(module: Any, query: Tensor, scaling: float | None, dropout: float, options: dict[str, Any]) -> _Rule:
+    causal = options.get("is_causal")
+    window = options.get("sliding_window")
+    return _Rule(
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        bool(getattr(module, "is_causal", False)) if causal is None else bool(causal),
+        None if window is None else window + module.packing.window_excess,
+        options.get("softcap"),
+        options.get("position_bias"),
+        dropout if module.training and module.packing.attention_dropout else 0.0,
+    )
+
+
+def _states(*parts: Tensor) -> list[Tensor]:
+    """Return queries, keys and values [1, heads, tokens, head size] as [tokens, heads, head size]."""
+    states = [part[0].transpose(0, 1) for part in parts]
+    if states[0].device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        # rotary positions and norms return float32 under autocast; torch's attention converts it, its kernels do not
+        states = [part.to(torch.get_autocast_dtype("cuda")) for part in states]
+    return states
+
+
+@torch._dynamo.disable  # type: ignore[attr-defined]
+def _attend_apart(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float,
+    scaling: float | None, **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Attend as `packed_attention`, outside of compiled code."""
+    forward = module.packing.current
     if forward is None:  # someone calls the model itself
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
     if options.get("s_aux") is not None or key.shape[2] != query.shape[2] or query.shape[0] != 1:
         raise NotImplementedError("attention sinks, cross-attention and caches have no packed form")
-    causal = options.get("is_causal")
-    causal = bool(getattr(module, "is_causal", False)) if causal is None else bool(causal)
-    window = options.get("sliding_window")
-    rate = dropout if module.training and module.packing.attention_dropout else 0.0
-    rule = _Rule(
-        scaling if scaling is not None else query.shape[-1] ** -0.5,
-        causal,
-        None if window is None else window + module.packing.window_excess,
-        options.get("softcap"),
-        options.get("position_bias"),
-        rate,
-    )
-    states = [part[0].transpose(0, 1) for part in (query, key, value)]
-    if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        # rotary positions and norms return float32 under autocast; torch's attention converts it, its kernels do not
-        states = [part.to(torch.get_autocast_dtype("cuda")) for part in states]
+    rule = _rule(module, query, scaling, dropout, options)
+    rate, states = rule.dropout, _states(query, key, value)
     if forward.prefixes is not None:
         return _with_prefixes(states, forward, rule).unsqueeze(0), None
     plain = rule.softcap is None and rule.bias is None
@@ -285,18 +324,18 @@ class _Rule:
 
 def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
     """Attend by torch's kernel for rows of different lengths, [tokens, heads, head size]."""
-    query, key, value = states
-    if key.shape[1] != query.shape[1]:  # torch 2.11's kernel takes as many key heads as query heads
-        repeats = query.shape[1] // key.shape[1]
-        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
-    layout, batch = forward.layout, forward.batch
-    if layout.key_indices is not None:
-        key, value = key.index_select(0, layout.key_indices), value.index_select(0, layout.key_indices)
-    reach = -1 if rule.window is None else rule.window - 1
-    window = (reach, 0) if rule.causal else (reach, reach)
-    mixed: Any = varlen_attn(
-        query, key, value, batch.cu_seqlens, layout.cu_keys, forward.longest, forward.longest,
-        scale=rule.scale, window_size=window,
+    indices = forward.layout.key_indices
+    if indices is not None:
+        states = [states[0], *(part.index_select(0, indices) for part in states[1:])]
+    return _flash(states, forward, forward.layout.cu_keys, rule)
+
+
+def _flash(states: list[Tensor], forward: Pass, cu_keys: Tensor, rule: _Rule) -> Tensor:
+    """Attend to keys and values that are in the order of the rows, by torch's kernel."""
+    window = -1 if rule.window is None else rule.window - 1
+    mixed, _ = grouped_attention(
+        states[0], states[1], states[2], forward.batch.cu_seqlens, cu_keys, cu_keys, forward.longest, False,
+        rule.causal, window, rule.scale,
     )  # fmt: skip
     return mixed
 
@@ -308,18 +347,12 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
         raise NotImplementedError("attention in both directions and position biases have no prefix to share")
     query, key, value = states
     if rule.softcap is None and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
-        repeats = query.shape[1] // key.shape[1]
-        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value)) if repeats > 1 else (key, value)
-        indices = forward.prefixes.key_indices
         # a query's last key is that of its own token: the kernel aligns the ends of queries and keys
-        mixed: Any = varlen_attn(
-            query, key.index_select(0, indices), value.index_select(0, indices), forward.batch.cu_seqlens,
-            forward.prefixes.cu_keys, forward.longest, forward.longest, scale=rule.scale,
-            window_size=(-1 if rule.window is None else rule.window - 1, 0),
-        )  # fmt: skip
-        return mixed
+        indices = forward.prefixes.key_indices
+        parts = [query, *(part.index_select(0, indices) for part in (key, value))]
+        return _flash(parts, forward, forward.prefixes.cu_keys, rule)
     with torch.autocast(query.device.type, enabled=False):  # as in `attend_rows`
-        parts = precise(*states) if query.device.type == "cpu" else states
+        parts = list(precise(*states)) if query.device.type == "cpu" else states
         attend = partial(_attend, rule=rule)
         return attend_segments(parts, forward.prefixes, attend, rule.window).to(query.dtype)
 

@@ -33,6 +33,7 @@ def quantize_base(model: nn.Module, kind: str) -> None:
                 f"encoder.lora.base: expected float32 or bfloat16, since {type(layer.base_layer).__name__} has no form "
                 f"in {kind}; got {kind}"
             )
+        layer.siblings = None  # rounded weights are not stacked with those of other layers
         layer.base_layer = rounded_layer(layer.base_layer, kind)
     cast_base(model, torch.bfloat16)
 
@@ -47,7 +48,7 @@ def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
     from bitsandbytes import nn as library
 
     sizes = (linear.in_features, linear.out_features, linear.bias is not None)
-    weight = linear.weight.detach()
+    weight = linear.weight.detach().contiguous()
     rounded: Any
     if kind == "nf4":
         rounded = library.Linear4bit(*sizes, quant_type="nf4")  # computes in the precision of states

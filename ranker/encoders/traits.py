@@ -7,7 +7,7 @@ together, packed and padded, and the states are compared.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -114,10 +114,26 @@ def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, exp
         for first in dict.fromkeys((0, (getattr(config, "pad_token_id", None) or 0) + 1)):
             forward.first_position = first
             if _same(torch.stack(list(forward.packed(model, Request(batch, True)).states)), expected):
-                return "", first
+                return _try_unattended(model, forward, batch), first
     except Exception as error:  # any error of a family's own code
         return " ".join(str(error).split())[:100] or type(error).__name__, 0
     return "its states of packed rows differ from those of each row alone", 0
+
+
+def _try_unattended(model: Any, forward: TransformersForward, batch: TokenBatch) -> str:
+    """Find the position id of tokens that no other attends to; return why packed rows do not work, empty if they do.
+
+    OPT's mask gives them the position -1.
+    """
+    row = _batch_of(batch.tokens[: LENGTHS[0]])
+    kept = LENGTHS[0] - 2
+    row = replace(row, attended=torch.tensor([kept], dtype=torch.int32, device=row.tokens.device), num_attended=kept)
+    expected = torch.stack(list(forward.padded(model, Request(row, True)).states))
+    for position in (None, -1):
+        forward.unattended_position = position
+        if _same(torch.stack(list(forward.packed(model, Request(row, True)).states)), expected):
+            return ""
+    return "its states of tokens that are not attended to differ on packed rows"
 
 
 def _same(states: Tensor, expected: Tensor) -> bool:

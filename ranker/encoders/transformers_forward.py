@@ -15,8 +15,11 @@ from torch.nn import functional
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ranker.encoders import packing
+from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
+from ranker.encoders.grouped_attention import grouped_rows
+from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
 from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
@@ -60,6 +63,7 @@ class TransformersForward:
 
     Attributes:
         first_position: Position id of a row's first token on the packed path.
+        unattended_position: Position id, there, of tokens that no other attends to; None: that of their place.
         reads_segments: Whether the model gets segment ids.
     """
 
@@ -67,6 +71,7 @@ class TransformersForward:
         packing.register()
         self.packing = Packing.of(model)
         self.first_position = 0
+        self.unattended_position: int | None = None
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
@@ -113,7 +118,7 @@ class TransformersForward:
                 raise NotImplementedError("its attention does not go through transformers' attention functions")
 
     def find_dropout(self, model: Any, batch: TokenBatch, packed: bool) -> None:
-        """Replace dropout modules by hashed ones; see `Packing.find_dropout`.
+        """Replace dropout modules by hashed ones, see `Packing.find_dropout`; find which adapted layers can be stacked.
 
         Args:
             model: The model.
@@ -130,6 +135,8 @@ class TransformersForward:
             model.train(training)
 
         self.packing.find_dropout(model, run)
+        if packed and has_adapter(model):
+            group_siblings(adapted_layers(model), run)
 
     def checkpoint_activations(self, model: Any, num_layers: int) -> None:
         """Recompute each layer's activations in the backward pass in place of storing them.
@@ -159,9 +166,7 @@ class TransformersForward:
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 
     def _compile(self, model: Any, device: torch.device, required: bool) -> None:
-        weight = next(model.parameters())
-        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
-        reason = unpadded_unavailable(device, dtype) or compile_unavailable(device)
+        reason = unpadded_unavailable(device, _precision(model, device)) or compile_unavailable(device)
         if reason and required:
             raise ConfigError(f"encoder.compile: expected auto or false, got true, but {reason}")
         if not reason:
@@ -174,9 +179,19 @@ class TransformersForward:
         if prefixes is not None:  # positions continue where a segment's prefix ends
             layout = replace(layout, position_ids=layout.position_ids + prefixes.starts[layout.row_indices])
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
-        positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
+        ids = layout.position_ids + self.first_position
+        if batch.attended is not None and self.unattended_position is not None:
+            beyond = layout.position_ids >= batch.attended[layout.row_indices]
+            ids = ids.masked_fill(beyond, self.unattended_position)
+        positions = {"position_ids": ids.unsqueeze(0)}
+        dtype = _precision(model, batch.tokens.device)
+        unpadded = not unpadded_unavailable(batch.tokens.device, dtype)
+        forward = Pass(batch, layout, True, hashes, request.seed or 0, prefixes)
+        forward.stacked = unpadded and has_adapter(model) and refresh_stacked(model, dtype)
+        if unpadded and prefixes is None and batch.attended is None and batch.lists is None:
+            forward.rows = grouped_rows(layout, forward.longest)
         with (
-            self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0, prefixes)),
+            self.packing.running(forward),
             _embeddings_in_autocasts_precision(model),
         ):
             output = self.call(
@@ -222,6 +237,12 @@ class TransformersForward:
             weights = [part.transpose(1, 2) for part in output.attentions or () if part is not None]
             states += [functional.pad(layout.unpad(part), room) for part in weights]
         return states
+
+
+def _precision(model: Any, device: torch.device) -> torch.dtype:
+    """Return the precision of the model's products on a device."""
+    autocast = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if autocast else next(model.parameters()).dtype
 
 
 @contextmanager

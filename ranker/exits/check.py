@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ranker.errors import ConfigError
-from ranker.probing.profile import read_profile
+from ranker.probing.profile import check_encoder, read_profile
 
 KEYS = ("exits",)  # keys of the `model` node whose values `faults_of` checks
 NEARLY = 0.95  # `auto`: smallest value of the chosen layer, as a share of the highest value (see `early_layer`)
@@ -25,6 +25,7 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
             return ["model.report: expected the folder of a probing run with model.exits=auto, got null"]
         try:
             read_profile(str(model["report"]), "model.report")
+            check_encoder(str(model["report"]), encoder, "model.report")
         except ConfigError as error:
             return [str(error)]
         return []
@@ -43,7 +44,12 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
 def fill_in(cfg: Any) -> None:
     """Replace `exits: auto` in the configuration by the layer that the probing report suggests, in place."""
     if cfg.model.exits == "auto":
-        cfg.model.exits = [early_layer(read_profile(str(cfg.model.report), "model.report"))]
+        kept = cfg.encoder.get("layers")  # the report may have more
+        profile = {
+            task: {layer: value for layer, value in layers.items() if kept is None or layer <= kept}
+            for task, layers in read_profile(str(cfg.model.report), "model.report").items()
+        }
+        cfg.model.exits = [early_layer(profile)]
 
 
 def early_layer(profile: Mapping[str, Mapping[int, float]]) -> int:

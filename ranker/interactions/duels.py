@@ -40,7 +40,7 @@ def bradley_terry(logits: Tensor, mask: Tensor) -> Tensor:
         strengths = wins.new_zeros(mask.shape)
         for _ in range(STEPS):
             strengths = strengths + _newton(strengths, wins, pairs)
-    return strengths + _newton(strengths, wins, pairs)  # a step of 0 at the maximum, which has the maximum's gradient
+    return strengths + _newton(strengths, wins, pairs)  # at the maximum the step is 0, with the maximum's gradient
 
 
 def _newton(strengths: Tensor, wins: Tensor, pairs: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class _Cuts:
         return together[len(text) :] if together[: len(text)] == text else self.ids(literal)
 
     def shared(self, prefix: str) -> int:
-        """Return the number of first tokens that are the same for a prefix followed by any text of `SEAMS`."""
+        """Return how many first tokens a prefix keeps, whichever text of `SEAMS` follows it."""
         columns = zip(*(self.ids(prefix + text) for text in SEAMS), strict=False)
         number = 0
         for column in columns:

@@ -25,7 +25,7 @@ from ranker.multitask.options import (
     at_least,
     one_of,
 )
-from ranker.probing.profile import read_profile
+from ranker.probing.profile import check_encoder, probed_encoder, read_profile
 
 # keys of the `model` node whose values `faults_of` checks
 KEYS = ("auto", "heads", "labels", "sampling", "weighting")
@@ -315,15 +315,8 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     assert auto.report is not None
     stored = Path(auto.report) / "config.yaml"
     report_cfg: Any = load_stored(stored) if stored.is_file() else {}
-    probed = {} if report_cfg.get("checkpoint") else report_cfg.get("encoder") or {}
-    wanted, got = (
-        "/".join(str(node[key]) for key in ("package", "name") if node.get(key)) for node in (encoder, probed)
-    )
-    if got and got != wanted:
-        raise ConfigError(
-            f"model.auto.report: expected a report on the trained encoder, {wanted}, got one on {got} in "
-            f"{auto.report!r}; run probe.py with the same encoder, or give a layer"
-        )
+    probed = probed_encoder(auto.report)
+    check_encoder(auto.report, encoder, "model.auto.report")
     if auto.last_layer:
         return layers
     last = encoder.get("layers") or (

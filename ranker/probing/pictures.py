@@ -196,7 +196,8 @@ def online_curves(results: Results, model: str) -> Figure:
             )
         uniform = math.log2(by_layer[0][0].code.classes) if 0 in by_layer else math.nan
         axes.axhline(uniform, color="black", linewidth=0.5)
-        axes.set_xscale("log")
+        if any(len(result.block_ends) > 1 for seeds in by_layer.values() for result in seeds):
+            axes.set_xscale("log")  # impossible without a line
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(task, fontsize=10)

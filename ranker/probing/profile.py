@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from ranker.config.stored import load_stored
 from ranker.errors import ConfigError
 
 
@@ -32,3 +35,44 @@ def read_profile(report: Path | str, key: str) -> dict[str, dict[int, float]]:
         task: {layer: sum(values) / len(values) for layer, values in sorted(layers.items())}
         for task, layers in sorted(seeds.items())
     }
+
+
+def probed_encoder(report: Path | str) -> Mapping[str, Any]:
+    """Return the `encoder` node of the encoder that a probing run is about, or of the ranker that it is about.
+
+    Args:
+        report: Folder of the run.
+
+    Returns:
+        The node; empty if no configuration says what was probed.
+    """
+    stored = Path(report) / "config.yaml"
+    probed: Any = load_stored(stored) if stored.is_file() else {}
+    if probed.get("checkpoint"):
+        known = (path for name in ("config.yaml", "ranker.yaml") if (path := Path(probed.checkpoint) / name).is_file())
+        trained = next(known, None)
+        probed = {} if trained is None else load_stored(trained)
+    return probed.get("encoder") or {}
+
+
+def check_encoder(report: Path | str, encoder: Mapping[str, Any], key: str) -> None:
+    """Refuse a probing run of another encoder; one that does not say what was probed passes.
+
+    Args:
+        report: Folder of the run.
+        encoder: The `encoder` node of the encoder whose layers are to be chosen.
+        key: Dotted configuration key that names the folder, for the message.
+
+    Raises:
+        ConfigError: The encoders have different names.
+    """
+    wanted, got = (
+        "/".join(str(node[key]) for key in ("package", "name") if node.get(key))
+        for node in (encoder, probed_encoder(report))
+    )
+    same = wanted == got or (Path(wanted).exists() and Path(wanted).resolve() == Path(got).resolve())
+    if wanted and got and not same:
+        raise ConfigError(
+            f"{key}: expected a report on {wanted}, got one on {got} in {str(report)!r}; run probe.py with the same "
+            "encoder, or name layers"
+        )

@@ -79,8 +79,8 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
 def quantize(path: Path) -> None:
     """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs at run time.
 
-    Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, where
-    8 bits overflow (onnxruntime's documentation, "Quantize ONNX models", on saturation).
+    Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, which
+    overflow with 8 bits (onnxruntime's documentation, "Quantize ONNX models", on saturation).
 
     Embeddings, norms and the head on pooled states stay in float32: the head costs little time, and its rounding errors
     would directly change the scores.

@@ -19,7 +19,7 @@ Program = Callable[[Pairs], np.ndarray]
 BATCH = 32  # rows, as in CrossEncoder.predict
 
 
-def program_of(folder: Path, device: str = "cpu") -> Program:
+def program_of(folder: Path, device: str = "cpu", batch: int = BATCH) -> Program:
     """Return a function from pairs of a query and a doc to scores, float32 [pairs].
 
     sentence-transformers runs folders with modules.json, transformers all others. Texts are cut by the folder's
@@ -28,29 +28,30 @@ def program_of(folder: Path, device: str = "cpu") -> Program:
     Args:
         folder: A model folder without adapters.
         device: `cpu` or `cuda`.
+        batch: Rows of a batch, which these programs pad to its longest; 1 for a model whose states depend on padding.
     """
     if has_modules(folder):
         if is_cross_encoder(folder):
-            return _cross_encoder(folder, device)
-        return _bi_encoder(folder, device)
+            return _cross_encoder(folder, device, batch)
+        return _bi_encoder(folder, device, batch)
     if read_object(folder / WORDS).get("head") == "yes_no":
-        return _words(folder, device)
-    return _classifier(folder, device)
+        return _words(folder, device, batch)
+    return _classifier(folder, device, batch)
 
 
-def _cross_encoder(folder: Path, device: str) -> Program:
+def _cross_encoder(folder: Path, device: str, batch: int) -> Program:
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(folder), device=device)
 
     def score(pairs: Pairs) -> np.ndarray:
-        scores = np.asarray(model.predict(list(pairs), batch_size=BATCH, show_progress_bar=False), dtype=np.float32)
+        scores = np.asarray(model.predict(list(pairs), batch_size=batch, show_progress_bar=False), dtype=np.float32)
         return scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores
 
     return score
 
 
-def _bi_encoder(folder: Path, device: str) -> Program:
+def _bi_encoder(folder: Path, device: str, batch: int) -> Program:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
     model: Any = (MultiVectorEncoder if is_multi_vector(folder) else SentenceTransformer)(str(folder), device=device)
@@ -60,7 +61,10 @@ def _bi_encoder(folder: Path, device: str) -> Program:
 
     def score(pairs: Pairs) -> np.ndarray:
         queries, docs = ({text: i for i, text in enumerate(dict.fromkeys(texts))} for texts in zip(*pairs, strict=True))
-        encoded = model.encode_query(list(queries)), model.encode_document(list(docs))
+        encoded = (
+            model.encode_query(list(queries), batch_size=batch),
+            model.encode_document(list(docs), batch_size=batch),
+        )
         scores = np.zeros(len(pairs), dtype=np.float32)
         of_query: dict[int, list[int]] = {}
         for i, (query, _) in enumerate(pairs):
@@ -74,7 +78,7 @@ def _bi_encoder(folder: Path, device: str) -> Program:
     return score
 
 
-def _classifier(folder: Path, device: str) -> Program:
+def _classifier(folder: Path, device: str, batch: int) -> Program:
     from transformers import AutoModelForSequenceClassification
 
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=False)
@@ -84,10 +88,10 @@ def _classifier(folder: Path, device: str) -> Program:
         values = model(**inputs).logits.float()
         return values[:, 0] if values.shape[1] == 1 else values[:, 1] - values[:, 0]
 
-    return _by_transformers(folder, device, logits)
+    return _by_transformers(folder, device, logits, batch)
 
 
-def _words(folder: Path, device: str) -> Program:
+def _words(folder: Path, device: str, batch: int) -> Program:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
@@ -104,10 +108,10 @@ def _words(folder: Path, device: str) -> Program:
         values = model(**inputs).logits[torch.arange(len(ends), device=ends.device), ends].float()
         return values[:, yes] - values[:, no]
 
-    return _by_transformers(folder, device, logits)
+    return _by_transformers(folder, device, logits, batch)
 
 
-def _by_transformers(folder: Path, device: str, logits: Callable[[Any], torch.Tensor]) -> Program:
+def _by_transformers(folder: Path, device: str, logits: Callable[[Any], torch.Tensor], batch: int) -> Program:
     """Return a program that tokenizes pairs, or filled prompts, and pads batches of near lengths."""
     from transformers import AutoTokenizer
 
@@ -118,8 +122,8 @@ def _by_transformers(folder: Path, device: str, logits: Callable[[Any], torch.Te
     def score(pairs: Pairs) -> np.ndarray:
         order = sorted(range(len(pairs)), key=lambda i: -sum(map(len, pairs[i])))
         scores = np.zeros(len(pairs), dtype=np.float32)
-        for start in range(0, len(order), BATCH):
-            chosen = order[start : start + BATCH]
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
             texts: list[list[str]] = [list(part) for part in zip(*(pairs[i] for i in chosen), strict=True)]
             if prompt is not None:
                 texts = [[filled(prompt, *pairs[i]) for i in chosen]]

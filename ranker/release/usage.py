@@ -76,6 +76,9 @@ doc, mask = run(settings["doc_prompt"] + "a document")
 score = (query[0] @ doc[0][mask[0] == 1].T).max(1).sum()
 ```
 """
+ALONE = (
+    "Padding changes the scores of this model in other programs: give them one text or pair a batch (`batch_size=1`)."
+)
 
 
 def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> str:
@@ -84,9 +87,9 @@ def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> 
     Args:
         layout: The format.
         facts: `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`; `labels`: 1 or 2;
-            `prompt`: whether pairs are laid out by `prompt.json`; for ONNX `graphs`, `reads` and `tokens`, whether each
-            token has a vector; `calibrated`: whether the folder has `calibration.json`; `limits`: longest
-            query, doc and pair.
+            `prompt`: whether pairs are laid out by `prompt.json`; `alone`: whether padding changes scores; for ONNX
+            `graphs`, `reads` and `tokens`, whether each token has a vector; `calibrated`: whether the folder has
+            `calibration.json`; `limits`: longest query, doc and pair.
         parity: The content of `parity.json`.
     """
     query, doc, pair = facts["limits"]
@@ -137,6 +140,10 @@ def _use(layout: str, facts: Mapping[str, Any]) -> list[str]:
 
 def model_use(facts: Mapping[str, Any]) -> list[str]:
     """Return how transformers or sentence-transformers use a model folder, as lines of Markdown; see `readme`."""
+    return [*_program_use(facts), *([ALONE, ""] if facts.get("alone") else [])]
+
+
+def _program_use(facts: Mapping[str, Any]) -> list[str]:
     kind = facts["folder_type"]
     if kind == "words":
         ending = "[:, -1]  # the logit of yes_word minus that of no_word of lm_reranker.json"

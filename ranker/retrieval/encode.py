@@ -34,8 +34,8 @@ from ranker.types import TokenBatch
 log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "float16")
-# options of an encoder that change its states, but not the names and shapes of its weights
-ARCHITECTURE = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
+# what a configuration says of its file and of training, which does not change states
+NOT_STATES = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
 def weights_hash(module: Any) -> Any:
@@ -52,7 +52,10 @@ def scorer_hash(scorer: Scorer) -> str:
     digest = weights_hash(scorer)
     doc_encoder = scorer.doc_encoder if is_bi_encoder(scorer) else None
     for encoder in (scorer.encoder, doc_encoder or scorer.encoder):
-        digest.update(repr([getattr(encoder.config, key, None) for key in ARCHITECTURE]).encode())
+        options = {key: value for key, value in encoder.config.to_dict().items() if key not in NOT_STATES}
+        # rounds the weights in each forward pass
+        options["quantize_aware"] = encoder.execution.quantize_aware
+        digest.update(json.dumps(options, sort_keys=True, default=str).encode())
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
     own = getattr(scorer, "settings", None)
     settings = {"pooling": getattr(scorer, "pooling", None)} if own is None else own()

@@ -1,4 +1,4 @@
-"""A check before training: scores must depend on the doc, and on the query-doc pair alone.
+"""A check before training: scores must depend on the doc, and on nothing but the query-doc pair.
 
 A causal model that is pooled at its first token gives every doc the same score. A model whose states depend on padding
 scores a pair differently in different batches. Neither raises an error in training, so both are checked here.
@@ -6,7 +6,8 @@ scores a pair differently in different batches. Neither raises an error in train
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from ranker.data.template import Template
 from ranker.errors import ConfigError
 from ranker.models.interface import Scorer
 from ranker.types import RankBatch, TokenBatch
+
+log = logging.getLogger(__name__)
 
 QUERY = "how far does the river run"
 DOCS = (
@@ -29,13 +32,13 @@ ROUNDING = 1e-4  # relative differences between batches up to this are rounding;
 
 
 def check_scores(scorer: Scorer) -> None:
-    """Score two docs alone and together.
+    """Score two docs alone and together; warn where the filling of a query reaches tokens that do not attend to it.
 
     Args:
         scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
-        ConfigError: Both docs have the same score whatever the weights are; or a doc's score depends on the other, and
+        ConfigError: Both docs have the same score for any weights; or the score of a doc depends on the other doc, and
             the model does not read lists.
     """
     module: Any = scorer
@@ -43,13 +46,14 @@ def check_scores(scorer: Scorer) -> None:
     module.eval()
     try:
         with torch.no_grad():
+            _warn_of_filling(module)
             together = scorer(_batch(scorer, DOCS))[0]
             alone = torch.stack([scorer(_batch(scorer, [doc]))[0, 0] for doc in DOCS])
         spread = float((together[0] - together[1]).abs())
         if spread <= CONSTANT and _no_gradient(scorer):
             raise ConfigError(
                 f"model: expected scores that depend on the doc, got {float(together[0]):.6g} for two docs of one "
-                "query, whatever the weights are: the state that is read sees no doc; set model.pooling to last or "
+                "query, with any weights: the pooled state does not depend on the doc; set model.pooling to last or "
                 "mean, or take another encoder"
             )
         if getattr(scorer, "reads_lists", False):
@@ -63,6 +67,26 @@ def check_scores(scorer: Scorer) -> None:
             )
     finally:
         module.train(training)
+
+
+def _warn_of_filling(scorer: Any) -> None:
+    """Say if filling that no token attends to changes the vectors of the query's tokens: by a convolution, for one."""
+    if scorer.reads == "pairs":
+        return
+    layout = scorer.layouts()[0]
+    if not layout.fill_to or layout.attend_fill:
+        return
+    device = next(scorer.parameters()).device
+    texts = [_Texts(scorer.encoder.tokenizer, (layout.prefix + QUERY,))]
+    plain = _rows(scorer, replace(layout, fill_to=0), texts).to(device)
+    alone = scorer.encode_queries(plain).values
+    filled = scorer.encode_queries(_rows(scorer, layout, texts).to(device)).values[: len(alone)]
+    if float((filled - alone).abs().max()) > ROUNDING * max(1.0, float(alone.abs().max())):
+        log.warning(
+            "model.attend_to_expansion=false: in %s, the filling of a query still changes the vectors of its tokens, "
+            "because layers mix positions outside of attention; model.query_length=0 leaves the filling out",
+            scorer.encoder.config.model_type,
+        )
 
 
 def _no_gradient(scorer: Scorer) -> bool:

@@ -14,63 +14,12 @@ import torch
 from torch import Tensor
 
 from ranker.encoders.encoder import Encoder, TokenCounts
+from ranker.training.flops import LinearWeights, linear_weights, matmul_flops, near_pairs, transformers_flops
 from ranker.types import TrainStep
 
 WARM_UP = 3  # the first steps compile and fill caches; they are reported separately if more steps follow
 IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # shown in the progress bar; all figures are logged
 YARDSTICK = 8192  # rows and columns of the bf16 matrix product that measures a card's rate
-
-
-def matmul_flops(
-    config: Any, tokens: int, squares: float, last_layer_tokens: int | None = None, near: float | None = None
-) -> float:
-    """Floating-point operations of a transformer encoder's matrix products, forward only.
-
-    Products with weights (queries, keys, values, output, both feed-forward matrices) take 2 l (4 d^2 + 2 d f)
-    operations per token, for l layers of size d and feed-forward size f. Attention takes 4 l d n^2 per row of n tokens.
-    ModernBERT has a third feed-forward matrix, the gate, and its layers with a window count only pairs of tokens in the
-    window. Training takes three times as many operations: the backward pass has two products for each one of the
-    forward pass. Embeddings, norms, heads and padding are not counted.
-
-    If the last layer computes only the first token of each row, its weights count for those tokens only, and its
-    attention takes 4 h d per token, because each of h heads works on whole states. In ModernBERT's last layer, queries,
-    keys and values count for all tokens, and attention takes 4 d per token.
-
-    Args:
-        config: A transformers configuration.
-        tokens: Number of real tokens.
-        squares: Sum over rows of the squared number of tokens.
-        last_layer_tokens: Number of tokens that the last layer computes; None: all.
-        near: Sum over rows of the number of token pairs within the window (`near_pairs`); None: all pairs.
-
-    >>> from transformers import BertConfig
-    >>> config = BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=2)
-    >>> matmul_flops(config, tokens=3, squares=9.0), matmul_flops(config, tokens=3, squares=9.0, last_layer_tokens=1)
-    (912.0, 352.0)
-    """
-    layers, dim = config.num_hidden_layers, config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 4 * dim)
-    rotary = config.model_type == "modernbert"
-    attention, feed_forward = 4 * dim**2, (3 if rotary else 2) * dim * inner
-    layer_types = config.layer_types if rotary else [None] * layers
-    pairs = [squares if near is None or name != "sliding_attention" else near for name in layer_types]
-    if last_layer_tokens in (None, tokens):
-        return 2.0 * layers * (attention + feed_forward) * tokens + 4.0 * dim * sum(pairs)
-    of_all = 3 * dim**2 if rotary else 0  # number of the last layer's weights that multiply all tokens
-    last = 2.0 * of_all * tokens + 2.0 * (attention + feed_forward - of_all) * last_layer_tokens
-    last += 4.0 * dim * (1 if rotary else config.num_attention_heads) * tokens
-    return 2.0 * (layers - 1) * (attention + feed_forward) * tokens + 4.0 * dim * sum(pairs[:-1]) + last
-
-
-def near_pairs(lengths: Tensor, window: int | None) -> Tensor:
-    """Number of token pairs at most `window` apart, summed over rows, float64 []; None: all pairs.
-
-    >>> near_pairs(torch.tensor([3, 1]), 1).item(), near_pairs(torch.tensor([3, 1]), None).item()
-    (8.0, 10.0)
-    """
-    lengths = lengths.double()
-    reach = lengths - 1 if window is None else (lengths - 1).clamp(max=window)
-    return (lengths + reach * (2 * lengths - reach - 1)).sum()
 
 
 @dataclass
@@ -99,11 +48,12 @@ class Throughput(pl.Callback):
         self.matmul_rate = 0.0  # of all devices, FLOP/s
         self._config: Any = None
         self._encoders: list[Encoder] = []
+        self._weights: LinearWeights | None = None  # of an encoder whose layers transformers runs
         self._device = torch.device("cpu")
         self._since: float | None = None  # start of the time not counted yet; None between epochs
-        self._waited = 0.0  # the loader's waiting time at that moment
-        self._refresh: Any = None  # what mines negatives during the training
-        self._mined = 0.0  # the time that it had taken at that moment
+        self._waited = 0.0  # the time that the loader had waited at the moment `_since`
+        self._refresh: Any = None  # the object that mines negatives during the training, if there is one
+        self._mined = 0.0  # the time that mining had taken at the moment `_since`
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Measure the GPU's rate; reset token counts and peak memory."""
@@ -113,6 +63,8 @@ class Throughput(pl.Callback):
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         for encoder in self._encoders:
             encoder.token_counts = TokenCounts()
+        if self._encoders and self._encoders[0].by_transformers:
+            self._weights = linear_weights(self._encoders[0].model)
         self._device = module.device
         if self._device.type == "cuda":
             self.matmul_rate = measure_matmul(self._device) * trainer.world_size
@@ -208,9 +160,11 @@ class Throughput(pl.Callback):
             "start_seconds": self.start.seconds,
         }
         if self.matmul_rate and hasattr(self._config, "num_hidden_layers"):
-            flops = 3 * matmul_flops(
-                self._config, counts.tokens, float(counts.squares), counts.last_layer_tokens, float(counts.near)
-            )
+            pairs = float(counts.squares), float(counts.near)
+            if self._weights is not None:
+                flops = transformers_flops(self._config, self._weights, counts.tokens, *pairs)
+            else:
+                flops = 3 * matmul_flops(self._config, counts.tokens, pairs[0], counts.last_layer_tokens, pairs[1])
             figures["flops_per_second"] = flops / counts.seconds
             figures["mfu"] = flops / counts.seconds / self.matmul_rate
         return figures

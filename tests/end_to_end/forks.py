@@ -89,9 +89,14 @@ class Done:
 
 
 class Forks:
-    """Runs commands in forked processes; starts the forking process at first use."""
+    """Runs commands in forked processes; starts the forking process at first use.
 
-    def __init__(self) -> None:
+    Args:
+        also: Modules that the forking process imports beside `LATE`.
+    """
+
+    def __init__(self, *also: str) -> None:
+        self.also = also
         self.process: subprocess.Popen | None = None
 
     def run(
@@ -132,7 +137,7 @@ class Forks:
                 "MPLBACKEND": "agg",
             }
             self.process = subprocess.Popen(
-                [sys.executable, __file__],
+                [sys.executable, __file__, *self.also],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=variables,
@@ -362,7 +367,7 @@ def main() -> None:
     os.dup2(2, 1)
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("ignore")
-    for name in LATE:
+    for name in (*LATE, *sys.argv[1:]):
         with contextlib.suppress(ImportError):
             __import__(name)
     stand_ins = StandIns()

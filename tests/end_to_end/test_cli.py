@@ -14,6 +14,10 @@ WRONG = [
     (["trainer.max_epochs=abc"], "trainer.max_epochs: expected an integer, got 'abc'"),
     (["model=monobort"], "model: expected one of"),
     (["loss=foo"], "loss: expected one of"),
+    (
+        ["passages.length=64"],
+        "passages.length: unknown key; it is a key of conf/passages/: choose a file there, too, as",
+    ),
     (["model.pooling_=cls"], "model.pooling_: unknown key"),
     (["+model.poolin=cls"], "model.poolin: unknown key for ranker.models.monobert.MonoBERT; did you mean pooling?"),
     (["optim.lr=fast"], "optim.lr"),

@@ -1,42 +1,36 @@
-"""Families of encoders from the command line: a training resumes, and its model evaluates to the run that it wrote.
+"""Families of encoders from the command line: training, resume, evaluation, search and exports; see `family.py`.
 
-Five families run in each test run, one of each path. All others:
+One family of each path trains, resumes and evaluates in each test run. All families and all commands:
 
     python -m pytest -m every_family tests/end_to_end/test_families.py
 """
 
-import json
-
 import pytest
-from commands import by_start
+from family import Walk, write_data
 
 from tests.zoo.checkpoints import make
-from tests.zoo.outcomes import PATHS
+from tests.zoo.outcomes import OUTCOMES
 
 # one of each path, an encoder inside of an encoder-decoder, and a decoder
 FAMILIES = ("modernbert", "deberta-v3", "convbert", "t5", "qwen3")
-OTHERS = sorted({family for names in PATHS.values() for family in names.split()} - set(FAMILIES))
-CHOICES = [
-    "data=files", "batch.queries=4", "batch.docs=4", "depth=5", "trainer.log_every_n_steps=1",
-    "trainer.enable_progress_bar=false", "max_pair_tokens=64",
-]  # fmt: skip
+REFUSED = {"fnet": ["colbert st"], "ibert": ["colbert"]}  # no attention mask; a table that can't be extended
 
 
-@pytest.mark.parametrize(
-    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.every_family) for name in OTHERS)]
-)
-def test_a_family_trains_resumes_and_evaluates_alike(family, forks, small_files, tmp_path):
-    def run(script: str, *arguments: str):
-        done = forks.run(script, *arguments, "trainer.enable_progress_bar=false", cwd=tmp_path)
-        assert done.code == 0, done.out
-        return by_start(next((tmp_path / "outputs").iterdir()))[-1]
+@pytest.fixture
+def walk(request, forks, tmp_path):
+    family = request.getfixturevalue("family")
+    return Walk(forks, make(family, tmp_path / "checkpoint"), write_data(tmp_path / "words"), tmp_path)
 
-    where = [f"data.path={small_files}", f"cache_dir={tmp_path / 'cache'}", f"name={family}"]
-    choices = [*CHOICES, *where, "encoder=bert_base", f"encoder.name={make(family, tmp_path / family)}"]
-    first = run("train.py", *choices, "trainer.max_steps=2")
-    last = run("train.py", f"checkpoint={first}", "resume=true", "trainer.max_steps=4")
-    steps = [json.loads((folder / "result.json").read_text())["steps"] for folder in (first, last)]
-    assert steps == [2, 4]
-    again = run("evaluate.py", f"checkpoint={last}", f"name={family}")
-    runs = [folder / "evaluation" / small_files.name / "run.trec" for folder in (last, again)]
-    assert runs[0].read_text().splitlines() == runs[1].read_text().splitlines()
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_trains_resumes_and_evaluates_alike(family, walk):
+    assert walk.monobert(exports=False) == dict.fromkeys(("train", "resume", "evaluate"), "yes"), walk.messages
+
+
+@pytest.mark.every_family
+@pytest.mark.parametrize("family", OUTCOMES)
+def test_a_family_does_all_that_the_table_of_encoders_says(family, walk):
+    outcome, cells = OUTCOMES[family], {name: cell.split()[0] for name, cell in walk.all().items()}
+    refused = ["train"] if outcome.refused else REFUSED.get(family, [])
+    refused += [] if outcome.own_export or outcome.refused else ["hf"]
+    assert "NO" not in cells.values() and [name for name in cells if cells[name] == "refused"] == refused, walk.messages

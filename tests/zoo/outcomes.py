@@ -18,7 +18,6 @@ class Outcome:
             sentence-transformers' modules.
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
             a function; `refused`: the family has no dropout on states.
-        mask_token: Whether the tokenizer has the mask token that ColBERT's expansion needs.
         multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
         single: Largest difference in float32 from the states of a row alone, as a share of the largest state.
         double: The same in float64; 0: the family's code does not run in float64.
@@ -28,7 +27,6 @@ class Outcome:
     refused: str = ""
     own_export: bool = True
     dropout: str = "hashed"
-    mask_token: bool = True
     multi_vector: bool = True
     single: float = 1e-5
     double: float = 1e-9
@@ -58,8 +56,6 @@ DROPOUT = {
         mamba2 qwen3_moe mixtral""",
     "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, which depend on the longest row
 }
-NO_MASK = """t5 t5-encoder longt5 umt5 mt5 gpt2 gpt_neox opt llama mistral qwen2 qwen3 phi phi3 bloom granite olmo2
-    mamba mamba2 qwen3_moe mixtral"""
 
 TOLERANCES = {
     "mamba": {"single": 1e-4},  # its recurrence multiplies rounding errors
@@ -81,7 +77,6 @@ OUTCOMES = {
         refused=REFUSED.get(family, ""),
         own_export=family not in NO_CLASSIFIER.split(),
         dropout=_key_of(family, DROPOUT, "hashed"),
-        mask_token=family not in NO_MASK.split(),
         # the other program needs an attention mask; I-BERT's table can't be extended by markers
         multi_vector=family not in ("fnet", "ibert"),
         **TOLERANCES.get(family, {}),

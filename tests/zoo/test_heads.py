@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import shutil
 
 import huggingface_hub
 import pytest
@@ -133,6 +134,24 @@ def test_activations_that_are_computed_again_give_the_same_gradients(family, cop
         torch.testing.assert_close(again, stored, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_cache_that_does_not_tell_of_a_head_is_named(known, checkpoint, tmp_path, monkeypatch, caplog):
+    """As after transformers' own loading, which reads config.json, the weights and the tokenizer."""
+    commit = "0123456789012345678901234567890123456789"
+    repository = tmp_path / "models--someone--ranker"
+    shutil.copytree(checkpoint("distilbert"), repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+    if known:
+        (repository / ".no_exist" / commit).mkdir(parents=True)
+        (repository / ".no_exist" / commit / "modules.json").touch()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with caplog.at_level(logging.WARNING):
+        load_encoder("someone/ranker")
+    assert ("does not tell whether it has modules.json" in caplog.text) != known
+
+
 def test_a_head_of_pooled_states_continues_from_the_cache_of_the_hub(checkpoint, tmp_path, monkeypatch):
     torch.manual_seed(0)
     theirs = MonoBERT(load_encoder(str(checkpoint("distilbert"))), pooling="mean", head="own")
@@ -146,3 +165,12 @@ def test_a_head_of_pooled_states_continues_from_the_cache_of_the_hub(checkpoint,
     ours = MonoBERT(load_encoder("someone/ranker"))
     assert ours.pooling == "mean"
     torch.testing.assert_close(scores_of(ours), scores_of(theirs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", ["bart", "distilbert", "t5", "deberta-v3"])
+def test_weights_of_a_loaded_ranker_begin_where_those_of_a_trained_one_do(family, checkpoint, tmp_path):
+    """At a multiple of 64 bytes, as torch's own; some processors add up in another order elsewhere."""
+    scorer = MonoBERT(load_encoder(str(checkpoint(family))))
+    scorer.save(tmp_path, max_tokens=100)
+    for loaded in (scorer, load_scorer(tmp_path)):
+        assert [name for name, weight in loaded.named_parameters() if weight.data_ptr() % 64] == []

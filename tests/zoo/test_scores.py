@@ -1,5 +1,6 @@
 """Rerankers over all families: scores that depend on the pair alone, and exports that other programs score alike."""
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
+from ranker.release.programs import program_of
+from ranker.release.usage import model_use
+from ranker.training.soundness import check_scores
 from tests.zoo.outcomes import ONE_BY_ONE, OUTCOMES, REFUSED, TRAINED
 from tests.zoo.rows import SAME_QUERY, encode, largest_difference, rank_batch
 from tests.zoo.texts import DOCS, QUERIES
@@ -136,8 +140,7 @@ def test_a_sentence_transformer_compares_texts_alike(family, checkpoint, tmp_pat
 @pytest.mark.parametrize("family", [family for family in TRAINED if OUTCOMES[family].multi_vector])
 def test_a_multi_vector_encoder_compares_texts_alike(family, checkpoint, tmp_path, record_property):
     torch.manual_seed(0)
-    length = 24 if OUTCOMES[family].mask_token else 0
-    scorer = ColBERT(load_encoder(str(checkpoint(family))), projection=16, query_length=length, mask_punctuation=False)
+    scorer = ColBERT(load_encoder(str(checkpoint(family))), projection=16, query_length=24, mask_punctuation=False)
     worst = compare(family, scorer, MultiVectorEncoder, tmp_path)
     record_property("worst", worst)
     assert worst <= 1e-5
@@ -146,3 +149,22 @@ def test_a_multi_vector_encoder_compares_texts_alike(family, checkpoint, tmp_pat
 def test_a_family_whose_table_cannot_be_extended_says_so(checkpoint):
     with pytest.raises(ConfigError, match="the embeddings of ibert models can't be extended"):
         ColBERT(load_encoder(str(checkpoint("ibert"))))
+
+
+@pytest.mark.parametrize("family", ["convbert", "fnet"])
+def test_another_program_scores_one_pair_at_a_time_where_padding_changes_scores(family, saved):
+    """So `ranker export` compares them, and its README says so."""
+    _, scores, folder = saved(family)
+    ours = scores[:-1].numpy()
+    np.testing.assert_allclose(program_of(folder, batch=1)(SAME_QUERY[:-1]), ours, rtol=0, atol=1e-5)
+    assert np.abs(program_of(folder)(SAME_QUERY[:-1]) - ours).max() > 1e-4
+    facts = {"folder_type": "classifier", "labels": 1, "prompt": False}
+    assert ["batch_size=1" in "".join(model_use(facts | {"alone": alone})) for alone in (True, False)] == [True, False]
+
+
+@pytest.mark.parametrize(("family", "reached"), [("convbert", True), ("mobilebert", True), ("bert", False)])
+def test_filling_that_reaches_tokens_that_do_not_attend_to_it_is_named(family, reached, checkpoint, caplog):
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING):
+        check_scores(ColBERT(load_encoder(str(checkpoint(family))), projection=16))
+    assert ("filling of a query still changes" in caplog.text) == reached

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from ranker.probing.collection_statistics import CollectionStatistics
 from ranker.probing.examples import PairSample, ProbeExample, whole_text_example
 from ranker.probing.words import analyzer
 
@@ -66,33 +67,13 @@ class BM25Score:
         """BM25 of a query and a doc, each a list of words."""
         counts = Counter(doc)
         saturation = self.k1 * (1 - self.b + self.b * len(doc) / statistics.mean_length) if doc else 1.0
-        total = sum(statistics.idf(word) * counts[word] / (counts[word] + saturation) for word in query if counts[word])
+        total = sum(
+            idf(word, statistics) * counts[word] / (counts[word] + saturation) for word in query if counts[word]
+        )
         return total * (self.k1 + 1) if self.keep_k1_plus_1 else total
 
 
-class CollectionStatistics:
-    """Document frequencies of some words, and the mean length of docs.
-
-    Args:
-        num_docs: Number of docs in the collection.
-        mean_length: Mean length of the docs in words.
-        doc_frequency: word -> number of docs that contain it
-    """
-
-    def __init__(self, num_docs: int, mean_length: float, doc_frequency: Counter[str]) -> None:
-        self.num_docs, self.mean_length, self.doc_frequency = num_docs, mean_length, doc_frequency
-
-    @classmethod
-    def of(cls, docs: Iterable[list[str]], wanted: set[str]) -> CollectionStatistics:
-        """Count in one pass. Only wanted words are counted, so that memory does not grow with the collection."""
-        counts: Counter[str] = Counter()
-        num_docs = total = 0
-        for words in docs:
-            num_docs, total = num_docs + 1, total + len(words)
-            counts.update(wanted.intersection(words))
-        return cls(num_docs, total / num_docs if num_docs else 0.0, counts)
-
-    def idf(self, word: str) -> float:
-        """ln(1 + (N - n + 0.5) / (n + 0.5)) with N docs, of which n contain the word."""
-        frequency = self.doc_frequency[word]
-        return math.log(1 + (self.num_docs - frequency + 0.5) / (frequency + 0.5))
+def idf(word: str, statistics: CollectionStatistics) -> float:
+    """ln(1 + (N - n + 0.5) / (n + 0.5)) with N docs, of which n contain the word."""
+    frequency = statistics.doc_frequency[word]
+    return math.log(1 + (statistics.num_docs - frequency + 0.5) / (frequency + 0.5))

@@ -1,5 +1,6 @@
 """Layers as teachers: the loss against a plain computation, the first weights, layer maps, and training."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,15 @@ def test_a_student_starts_as_the_teacher_s_layers():
         for one, two in zip(mine.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(one, two)
     assert not any("teacher" in name for name in module.state_dict())
+
+
+def test_a_copy_of_the_module_shares_the_teacher():
+    """Callbacks that average weights copy the module."""
+    student, teacher = scorer(2, seed=1), scorer(4)
+    module = module_of(student, teacher)
+    copied = copy.deepcopy(module)
+    assert copied._teacher[0] is teacher and copied.scorer is not student
+    assert torch.equal(copied.micro_batch_loss(batch_of()), module.micro_batch_loss(batch_of()))
 
 
 def test_a_whole_copy_has_no_distance():

@@ -23,7 +23,7 @@ from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError
 from ranker.interactions.pooling import POOLINGS, RowSums, pool
-from ranker.training.throughput import matmul_flops
+from ranker.training.flops import matmul_flops
 from ranker.types import TokenBatch
 
 SMALL = {

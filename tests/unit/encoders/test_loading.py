@@ -1,11 +1,15 @@
 """A checkpoint that lacks weights: named in the log, and refused when the encoder would be random."""
 
 import logging
+from inspect import signature
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from transformers import AlbertConfig, AlbertModel
 
+from ranker.config.roots import CONF
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError
@@ -40,6 +44,17 @@ def test_an_encoder_that_would_be_random_is_an_error(folder):
     ):
         load_encoder(str(folder))
     assert load_encoder(str(folder), pretrained=False).num_layers == 2
+
+
+def test_a_name_that_is_given_beside_encoder_tiny_is_loaded_and_random_weights_are_named(folder, caplog):
+    weights = load_file(folder / "model.safetensors")
+    node = OmegaConf.load(CONF / "encoder/tiny.yaml")
+    options = {key: node[key] for key in node if key in signature(load_encoder).parameters}
+    loaded = load_encoder(**{**options, "name": str(folder)}).model
+    assert torch.equal(loaded.embeddings.word_embeddings.weight, weights["embeddings.word_embeddings.weight"])
+    assert "random weights" not in caplog.text
+    load_encoder(str(folder), pretrained=False)
+    assert "encoder.pretrained=false: random weights" in caplog.text
 
 
 def test_a_loaded_encoder_trains_with_its_dropout(folder):

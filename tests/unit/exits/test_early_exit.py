@@ -13,7 +13,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError
-from ranker.exits.check import early_layer, faults_of
+from ranker.exits.check import early_layer, faults_of, fill_in
 from ranker.exits.early_exit import EarlyExit
 from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.losses.lce import LCE
@@ -161,6 +161,25 @@ def test_the_layer_of_a_report_by_hand():
 def test_exits_that_can_not_be(exits, message):
     (fault,) = faults_of({"exits": exits}, {"layers": 2})
     assert fault.startswith("model.") and message in fault
+
+
+def test_a_report_on_another_encoder_is_refused_and_layers_that_are_cut_off_are_not_chosen(tmp_path):
+    rows = [f"own,bm25,{layer},0,none,{value}" for layer, value in enumerate((1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 4.0))]
+    table = "\n".join(["model,task,layer,seed,control,compression", *rows])
+    (tmp_path / "probe_results.csv").write_text(table)
+    (tmp_path / "config.yaml").write_text(
+        "checkpoint: null\nencoder: {package: null, name: google-bert/bert-base-cased}\n"
+    )
+    model = {"exits": "auto", "report": str(tmp_path)}
+    (fault,) = faults_of(model, {"package": None, "name": "google-bert/bert-large-cased"})
+    assert fault.startswith(
+        "model.report: expected a report on google-bert/bert-large-cased, got one on google-bert/bert-base"
+    )
+    assert faults_of(model, {"package": None, "name": "google-bert/bert-base-cased"}) == []
+    for layers, expected in ((None, 5), (4, 2)):  # of 4 layers no layer below the last is near: the middle
+        cfg = OmegaConf.create({"model": model, "encoder": {"layers": layers}})
+        fill_in(cfg)
+        assert cfg.model.exits == [expected]
 
 
 def test_a_rule_that_can_not_be():

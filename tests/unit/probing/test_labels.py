@@ -1,5 +1,6 @@
 """Label formulas against hand-computed values and slow reference forms."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +8,17 @@ import pytest
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError, DataError
+from ranker.probing.collection_statistics import CollectionStatistics
 from ranker.probing.examples import PairSample, TaskUnavailable
-from ranker.probing.tasks.bm25 import BM25Score, CollectionStatistics
+from ranker.probing.tasks.bm25 import BM25Score, idf
 from ranker.probing.tasks.coref import Coreference
 from ranker.probing.tasks.rel import Relevance
 from ranker.probing.tasks.sem import SemanticSimilarity
 from ranker.probing.tasks.tf import TermFrequency, term_frequency
+from ranker.probing.tasks.tfidf import TFIDFScore
 from ranker.probing.word_vectors import WordVectors, cosine_of_means, mean_pairwise_cosine, ppmi_svd, read_vectors, unit
 from ranker.probing.words import content_stems, first_content_word, standard_words
+from ranker.retrieval.tfidf import TFIDF
 
 
 def sample_of(
@@ -46,8 +50,8 @@ def test_bm25_idf_by_hand() -> None:
     docs = (standard_words(doc.text) for doc in CATS.collection.docs)
     statistics = CollectionStatistics.of(docs, {"cat", "dog"})
     assert statistics.mean_length == 3
-    assert statistics.idf("cat") == pytest.approx(0.470004, abs=1e-6)
-    assert statistics.idf("dog") == pytest.approx(0.980829, abs=1e-6)
+    assert idf("cat", statistics) == pytest.approx(0.470004, abs=1e-6)
+    assert idf("dog", statistics) == pytest.approx(0.980829, abs=1e-6)
 
 
 def test_bm25_counts_repeated_query_words_and_whole_collection_statistics() -> None:
@@ -57,6 +61,22 @@ def test_bm25_counts_repeated_query_words_and_whole_collection_statistics() -> N
     once, more = (next(iter(BM25Score().examples(sample))).targets[0].value for sample in (CATS, twice))
     cat = 2.2 * 0.470004 * 2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3))
     assert more - once == pytest.approx(cat, abs=1e-5)
+
+
+def test_tfidf_by_hand_and_as_the_first_stage_scores_it() -> None:
+    """3 docs: cat in 2, dog in 1. Doc 2 has cat twice: (1 + ln 2) ln(3 / 2) + ln 3; doc 1 has it once."""
+    scores = [example.targets[0].value for example in TFIDFScore().examples(CATS)]
+    expected = [(1 + math.log(2)) * math.log(1.5) + math.log(3), math.log(1.5), 0.0]
+    assert scores == pytest.approx(expected, abs=1e-12)
+    found = TFIDF(CATS.collection.docs, stemmer=None, stopwords=None).search(CATS.collection.queries, 3).to_run()["q"]
+    assert found["2"] == pytest.approx(scores[0], abs=1e-6) and found["1"] == pytest.approx(scores[1], abs=1e-6)
+    twice = sample_of(
+        {"q": "cat cat dog"}, {"1": "cat sat", "2": "cat cat dog ran", "3": "bird sang song"}, [("q", "1")]
+    )
+    assert next(iter(TFIDFScore().examples(twice))).targets[0].value == pytest.approx(2 * math.log(1.5))
+    stemmed = TFIDFScore(analyzer="stemmed")
+    (plural,) = stemmed.examples(sample_of({"q": "cats"}, {"1": "the cat", "2": "a dog"}, [("q", "1")]))
+    assert plural.targets[0].value == pytest.approx(math.log(2)) and stemmed.labeller != TFIDFScore().labeller
 
 
 def test_bm25_words_are_those_of_a_standard_analyser() -> None:
@@ -196,6 +216,8 @@ def test_variants_have_names_of_their_own() -> None:
         BM25Score(),
         BM25Score(analyzer="stemmed"),
         BM25Score(k1=0.9, b=0.4),
+        TFIDFScore(),
+        TFIDFScore(analyzer="stemmed"),
         SemanticSimilarity(),
         SemanticSimilarity("glove.6B.50d.txt"),
         SemanticSimilarity("glove.6B.300d.txt"),
@@ -208,6 +230,8 @@ def test_variants_have_names_of_their_own() -> None:
         "bm25",
         "bm25_stemmed",
         "bm25_k1_0.9_b_0.4",
+        "tfidf",
+        "tfidf_stemmed",
         "sem_svd",
         "sem_glove_6B_50d",
         "sem_glove_6B_300d",

@@ -15,7 +15,7 @@ from ranker.commands.probe import check_earlier, with_earlier
 from ranker.errors import ConfigError, DataError
 from ranker.probing.code_length import CodeLength
 from ranker.probing.options import StudyOptions
-from ranker.probing.pictures import heat_map
+from ranker.probing.pictures import heat_map, online_curves, save
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
 from ranker.probing.summary import compare, control_ratios, layer_differences, selectivity, summarise
@@ -331,3 +331,10 @@ def test_what_a_ranker_saw_is_told_by_texts_not_by_the_configuration(
     (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.msmarco_passage.MsMarcoPassage}\n")
     (told,) = seen_in_training(ranker, here, mini_splits(), queries)
     assert told.startswith("ranker: its training data was not compared (msmarco_passage may download it)")
+
+
+def test_a_code_of_one_block_has_a_picture_without_lines(tmp_path):
+    """`portions=[1.0]`: nothing was sent before the only block."""
+    made = make()
+    rows = [replace(one, block_ends=[120], block_bits=[sum(one.block_bits)]) for one in made.all]
+    assert save(online_curves(Results(rows, made.tasks, made.units), "base"), tmp_path, "online").is_file()

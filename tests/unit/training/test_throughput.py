@@ -10,7 +10,8 @@ from transformers import BertConfig, BertModel
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_config
 from ranker.training import throughput
-from ranker.training.throughput import WARM_UP, Throughput, matmul_flops
+from ranker.training.flops import linear_weights, matmul_flops, transformers_flops
+from ranker.training.throughput import WARM_UP, Throughput
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 
@@ -91,6 +92,65 @@ def test_flops_equal_torchs_own_count():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(2, 7, dtype=torch.long))
     assert matmul_flops(config, tokens=14, squares=2 * 49.0) == counter.get_total_flops()
+
+
+QWEN = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+QWEN |= {"num_key_value_heads": 2, "intermediate_size": 128, "pad_token_id": 0}
+# a layer by hand: queries and output 64 x 64, keys and values 64 x 32, gate, up and down 64 x 128
+QWEN_WEIGHTS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+
+
+def test_grouped_heads_and_a_gate_by_hand_and_by_torchs_own_count():
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import Qwen3Config, Qwen3Model
+
+    model = Qwen3Model(Qwen3Config(**QWEN))
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(2, 7, dtype=torch.long), use_cache=False).last_hidden_state.sum().backward()
+    weights = linear_weights(model)
+    assert (weights.trained, weights.frozen, weights.causal) == (QWEN_WEIGHTS, 0, True)
+    # eager attention also computes the pairs that the mask hides
+    whole = transformers_flops(model.config, replace(weights, causal=False), 14, 2 * 49.0, 0.0)
+    rotary = counter.get_total_flops() - whole
+    assert 0 <= rotary < 0.001 * whole
+    # 2 rows x 7 x 8 / 2 pairs, 2 layers, 12 operations for each of 4 heads x 16
+    expected = 6.0 * QWEN_WEIGHTS * 14 + 12 * 64 * 2 * 56
+    assert transformers_flops(model.config, weights, 14, 2 * 49.0, 0.0) == expected
+
+
+def test_adapters_cost_six_operations_and_the_frozen_base_four():
+    pytest.importorskip("peft")
+    from transformers import Qwen3Config, Qwen3Model
+
+    from ranker.encoders.lora import LoRA, add_adapter
+
+    model = Qwen3Model(Qwen3Config(**QWEN))
+    add_adapter(model, LoRA(rank=2))
+    weights = linear_weights(model)
+    rank_two = 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))  # of a layer
+    assert (weights.trained, weights.frozen) == (2 * rank_two, QWEN_WEIGHTS)
+    attention = 12 * 64 * 2 * 28
+    assert transformers_flops(model.config, weights, 7, 49.0, 0.0) == 7 * (12 * rank_two + 4 * QWEN_WEIGHTS) + attention
+
+
+def test_experts_that_a_token_visits_and_albert_s_shared_layer():
+    from transformers import AlbertConfig, AlbertModel, Qwen3MoeConfig, Qwen3MoeModel
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    router, attention = 64 * 4, 2 * 64 * 64 + 2 * 64 * 32
+    model = Qwen3MoeModel(Qwen3MoeConfig(**QWEN, **experts))
+    assert linear_weights(model).trained == 2 * (attention + 2 * 3 * 64 * 32 + router * linear_router(model))
+    sizes = {"hidden_size": 16, "embedding_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = AlbertModel(AlbertConfig(vocab_size=50, intermediate_size=40, **sizes))
+    assert linear_weights(model).trained == 8 * 16 + 3 * (4 * 16 * 16 + 2 * 16 * 40)
+
+
+def linear_router(model) -> int:
+    """1 if the router is a linear layer in this version of transformers, else 0."""
+    return int(
+        any(name.endswith(".gate") and isinstance(part, torch.nn.Linear) for name, part in model.named_modules())
+    )
 
 
 def test_what_the_last_layer_is_spared_counts_nothing(monkeypatch):

@@ -1,0 +1,138 @@
+"""Attention within packed rows by fewer key heads than query heads, without repeating keys and values.
+
+One operation for torch.compile, so that a compiled layer is one piece. It runs this package's kernel
+(`kernels.grouped_attention`) for short causal rows, and otherwise torch's flash attention, whose operator takes grouped
+heads although `varlen_attn` of torch 2.11 does not pass them on.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from ranker.encoders.attention import triton_unavailable
+from ranker.encoders.ragged import RaggedLayout
+
+try:  # Triton comes with torch's CUDA builds
+    from ranker.encoders.kernels import grouped_attention as kernels
+except ImportError:
+    kernels = None  # type: ignore[assignment]
+
+
+class GroupedRows(NamedTuple):
+    """Row boundaries.
+
+    Args:
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
+        blocks: See `RaggedLayout.blocks`.
+        longest: Upper bound of the row lengths.
+        short: Whether this package's kernel runs here and takes rows of these lengths.
+        wide_heads: Whether it takes heads of 128 on this device.
+    """
+
+    cu_seqlens: Tensor
+    blocks: Tensor
+    longest: int
+    short: bool
+    wide_heads: bool
+
+    def takes(self, head_size: int, causal: bool) -> bool:
+        """Return whether this package's kernel attends within these rows."""
+        return self.short and causal and (head_size == 64 or (head_size == 128 and self.wide_heads))
+
+
+def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
+    """Return the row boundaries of a batch on a CUDA device.
+
+    Args:
+        layout: The rows.
+        longest: Upper bound of their lengths.
+    """
+    ends = layout.batch.cu_seqlens
+    short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
+    wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
+    return GroupedRows(ends, layout.blocks if short else ends, longest, short, wide)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may use."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+@custom_op("ranker::grouped_attention", mutates_args=())
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,
+    longest: int, short: bool, causal: bool, window: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attend within each row.
+
+    Args:
+        query: bf16 or fp16 [tokens, heads, head size].
+        key: [keys, key heads, head size]; heads is a multiple of key heads.
+        value: As `key`.
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
+        cu_keys: Cumulative counts of each row's keys, int32 [rows + 1]. The last query of a row stands at its last key.
+        blocks: See `RaggedLayout.blocks`; read if `short`.
+        longest: Upper bound of the row lengths and of the counts of keys.
+        short: Whether this package's kernel runs; then rows are causal, and keys are those of the queries' tokens.
+        causal: Whether tokens attend to earlier ones and themselves only.
+        window: Largest distance between a token and those that it attends to; negative: no limit.
+        scale: Factor of the logits.
+
+    Returns:
+        [tokens, heads, head size]; logarithms of the softmax sums, float32 [heads, tokens], base 2 if `short`.
+    """
+    if short:
+        return kernels.attend(query, key, value, cu_seqlens, blocks, scale, window)
+    out, sums, *_ = torch.ops.aten._flash_attention_forward(
+        *(part.contiguous() for part in (query, key, value)), cu_seqlens, cu_keys, longest, longest, 0.0,
+        causal and window < 0, return_debug_mask=False, scale=scale, window_size_left=window,
+        window_size_right=0 if causal else window,
+    )  # fmt: skip
+    return out, sums
+
+
+@grouped_attention.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty(heads, tokens, dtype=torch.float32)
+
+
+@custom_op("ranker::grouped_attention_backward", mutates_args=())
+def grouped_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor,
+    cu_keys: Tensor, blocks: Tensor, longest: int, short: bool, causal: bool, window: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of queries, keys and values; the latter are summed over the query heads of a key head."""
+    if short:
+        return kernels.attend_backward(grad, query, key, value, out, sums, cu_seqlens, blocks, scale, window)
+    # without dropout, the state of torch's random generator is not read
+    state, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), torch.empty(0, device=query.device)
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        *(part.contiguous() for part in (grad, query, key, value)), out, sums, cu_seqlens, cu_keys, longest, longest,
+        0.0, causal and window < 0, state, unused, scale=scale, window_size_left=window,
+        window_size_right=0 if causal else window,
+    )  # fmt: skip
+    return grads
+
+
+@grouped_attention_backward.register_fake
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return grad.new_empty(query.shape), grad.new_empty(key.shape), grad.new_empty(value.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, cu_seqlens, cu_keys, blocks, *ctx.options = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens, cu_keys, blocks)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *grouped_attention_backward(grad, *ctx.saved_tensors, *ctx.options), *[None] * 8
+
+
+grouped_attention.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,240 @@
+"""Causal attention within short ragged rows, several query heads to a key head, forward and backward, in Triton.
+
+As in `short_attention`, a row goes through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135),
+and its backward pass needs only the states and the logarithms of the softmax sums. Blocks of keys after a block of
+queries are left out. Heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values in place;
+their gradients are summed over the group's query heads in the order of the heads.
+
+One program computes all gradients of a block. It takes the block as keys and values for its own and later queries, and
+as queries for earlier keys. Per pair of blocks this is 5 products of matrices, and 2 more where the blocks differ;
+separate kernels for queries and for keys would compute 7 everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ranker.encoders.kernels.blocks import BLOCK
+from ranker.encoders.kernels.short_attention import LOG2E
+
+MAX_LENGTH = 512  # longer rows work, but torch's kernel is faster for them
+WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of 128; those of 64 need less
+
+
+@triton.jit
+def _reads(i, j, length, WINDOW: tl.constexpr):
+    """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
+    if WINDOW >= 0:
+        return (j <= i) & (j < length) & (i - j <= WINDOW)
+    else:  # noqa: RET505 - Triton compiles both returns without it
+        return (j <= i) & (j < length)
+
+
+@triton.jit
+def _attend(
+    query, key, value, out, sums, cu_seqlens, blocks, query_stride, key_stride, value_stride, num_tokens,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Compute one head of a block of queries."""
+    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        dims = tl.arange(0, DIM)
+        i = begin + tl.arange(0, SIZE)
+        in_row = (i < length)[:, None]
+        q = tl.load(query + (start + i)[:, None] * query_stride + head * DIM + dims[None, :], mask=in_row, other=0.0)
+        key_base = key + start * key_stride + head // GROUP * DIM + dims[None, :]
+        value_base = value + start * value_stride + head // GROUP * DIM + dims[None, :]
+        running_max = tl.full([SIZE], float("-inf"), tl.float32)
+        running_sum = tl.zeros([SIZE], tl.float32)
+        mixed = tl.zeros([SIZE, DIM], tl.float32)
+        lowest = 0
+        if WINDOW >= 0:
+            lowest = tl.maximum(begin - WINDOW, 0) // KEYS * KEYS
+        for first in range(lowest, tl.minimum(begin + SIZE, length), KEYS):
+            j = first + tl.arange(0, KEYS)
+            is_key = (j < length)[:, None]
+            k = tl.load(key_base + j[:, None] * key_stride, mask=is_key, other=0.0)
+            v = tl.load(value_base + j[:, None] * value_stride, mask=is_key, other=0.0)
+            logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
+            logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(logits, 1))
+            # no key of these may be read by a query
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weights = tl.exp2(logits - safe_max[:, None])
+            rescale = tl.exp2(running_max - safe_max)
+            running_sum = running_sum * rescale + tl.sum(weights, 1)
+            mixed = mixed * rescale[:, None] + tl.dot(weights.to(v.dtype), v)
+            running_max = new_max
+        # places after the row have no sum
+        running_sum = tl.where(i < length, running_sum, 1.0)
+        pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+        tl.store(pointers, (mixed / running_sum[:, None]).to(out.dtype.element_ty), mask=in_row)
+        tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
+
+
+@triton.jit
+def _weights(q, k, log_sum, i, j, length, SCALE: tl.constexpr, WINDOW: tl.constexpr):
+    """Return the attention weights of queries [queries, DIM] for keys [keys, DIM], float32 [queries, keys]."""
+    logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
+    logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
+    return tl.exp2(logits - log_sum[:, None])
+
+
+@triton.jit
+def _mean(upstream, out, in_row):
+    """Return the products of outputs, read from pointers [queries, DIM], and their gradients, float32 [queries]."""
+    return tl.sum(upstream.to(tl.float32) * tl.load(out, mask=in_row, other=0.0).to(tl.float32), 1)
+
+
+@triton.jit
+def _backward(
+    grad_out, query, key, value, out, sums, grad_query, grad_key, grad_value, cu_seqlens, blocks,
+    query_stride, key_stride, value_stride, num_tokens,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of a block of tokens: of one key head, its values and its group of query heads."""
+    key_heads = HEADS // GROUP
+    number, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        dims = tl.arange(0, DIM)[None, :]
+        i = begin + tl.arange(0, SIZE)
+        inside = i < length
+        key_base = key + start * key_stride + head * DIM + dims
+        value_base = value + start * value_stride + head * DIM + dims
+        k = tl.load(key_base + i[:, None] * key_stride, mask=inside[:, None], other=0.0)
+        v = tl.load(value_base + i[:, None] * value_stride, mask=inside[:, None], other=0.0)
+        grad_k, grad_v = tl.zeros([SIZE, DIM], tl.float32), tl.zeros([SIZE, DIM], tl.float32)
+        lowest, highest = 0, length
+        if WINDOW >= 0:
+            lowest = tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
+            highest = tl.minimum(begin + SIZE + WINDOW, length)
+        for member in range(GROUP):
+            own = head * GROUP + member
+            query_base = query + start * query_stride + own * DIM + dims
+            first_place = start * (HEADS * DIM) + own * DIM
+            totals = sums + own.to(tl.int64) * num_tokens + start
+            # the block's own pairs
+            places = first_place + i[:, None] * (HEADS * DIM) + dims
+            q = tl.load(query_base + i[:, None] * query_stride, mask=inside[:, None], other=0.0)
+            upstream = tl.load(grad_out + places, mask=inside[:, None], other=0.0)
+            mean = _mean(upstream, out + places, inside[:, None])
+            log_sum = tl.load(totals + i, mask=inside, other=float("inf"))
+            weights = _weights(q, k, log_sum, i, i, length, SCALE, WINDOW)
+            grad_v += tl.dot(tl.trans(weights.to(v.dtype)), upstream)
+            slope = (weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])).to(k.dtype)
+            grad_k += tl.dot(tl.trans(slope), q)
+            grad_q = tl.dot(slope, k)
+            # its queries with earlier keys
+            for first in range(lowest, begin, SIZE):
+                j = first + tl.arange(0, SIZE)
+                k_before = tl.load(key_base + j[:, None] * key_stride)
+                v_before = tl.load(value_base + j[:, None] * value_stride)
+                weights = _weights(q, k_before, log_sum, i, j, length, SCALE, WINDOW)
+                slope = (weights * (tl.dot(upstream, tl.trans(v_before)) - mean[:, None])).to(k.dtype)
+                grad_q += tl.dot(slope, k_before)
+            tl.store(grad_query + places, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=inside[:, None])
+            # its keys with later queries
+            for first in range(begin + SIZE, highest, SIZE):
+                j = first + tl.arange(0, SIZE)
+                in_row = (j < length)[:, None]
+                places = first_place + j[:, None] * (HEADS * DIM) + dims
+                q = tl.load(query_base + j[:, None] * query_stride, mask=in_row, other=0.0)
+                upstream = tl.load(grad_out + places, mask=in_row, other=0.0)
+                mean = _mean(upstream, out + places, in_row)
+                log_sum = tl.load(totals + j, mask=j < length, other=float("inf"))
+                weights = _weights(q, k, log_sum, j, i, length, SCALE, WINDOW)
+                grad_v += tl.dot(tl.trans(weights.to(v.dtype)), upstream)
+                slope = (weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])).to(k.dtype)
+                grad_k += tl.dot(tl.trans(slope), q)
+        places = (start + i)[:, None] * (key_heads * DIM) + head * DIM + dims
+        tl.store(grad_key + places, (grad_k * SCALE).to(grad_key.dtype.element_ty), mask=inside[:, None])
+        tl.store(grad_value + places, grad_v.to(grad_value.dtype.element_ty), mask=inside[:, None])
+
+
+FORWARD = {"SIZE": BLOCK, "KEYS": 64, "num_warps": 4, "num_stages": 2}
+BACKWARD = {"SIZE": BLOCK, "num_warps": 8, "num_stages": 1}
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, blocks: Tensor, scale: float, window: int = -1
+) -> tuple[Tensor, Tensor]:
+    """Attend within each row, to earlier tokens and the token itself.
+
+    Args:
+        query: bf16 or fp16 [tokens, heads, dim]; every token belongs to a row.
+        key: [tokens, key heads, dim]; heads is a multiple of key heads.
+        value: As `key`.
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
+        blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
+            (`RaggedLayout.blocks`).
+        scale: Factor of the logits.
+        window: Largest distance between a token and those that it attends to; negative: no limit.
+
+    Returns:
+        Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
+    """
+    tokens, heads, dim = query.shape
+    parts = [_in_rows(part) for part in (query, key, value)]
+    out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    sums = torch.empty(heads, tokens, dtype=torch.float32, device=query.device)
+    if tokens:
+        with torch.cuda.device_of(query):  # Triton launches on the current device
+            _attend[(blocks.shape[0] * heads,)](
+                *parts, out, sums, cu_seqlens, blocks, *(part.stride(0) for part in parts), tokens,
+                **_constants(query, key, scale, window), **FORWARD,
+            )  # fmt: skip
+    return out, sums
+
+
+def attend_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor,
+    blocks: Tensor, scale: float, window: int = -1,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of queries, keys and values of `attend`.
+
+    Args:
+        grad_out: Gradient of the output, [tokens, heads, dim].
+        query: As there, and so are the other arguments.
+        key: As there.
+        value: As there.
+        out: The output of `attend`.
+        sums: Its sums.
+        cu_seqlens: As there.
+        blocks: As there.
+        scale: As there.
+        window: As there.
+    """
+    tokens = query.shape[0]
+    states = [_in_rows(part) for part in (query, key, value)]
+    grads = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (query, key, value)]
+    if tokens:
+        with torch.cuda.device_of(query):  # Triton launches on the current device
+            _backward[(blocks.shape[0] * key.shape[1],)](
+                grad_out.contiguous(), *states, out, sums, *grads, cu_seqlens, blocks,
+                *(part.stride(0) for part in states), tokens, **_constants(query, key, scale, window), **BACKWARD,
+            )  # fmt: skip
+    return grads[0], grads[1], grads[2]
+
+
+def _constants(query: Tensor, key: Tensor, scale: float, window: int) -> dict[str, Any]:
+    heads, dim = query.shape[1:]
+    return {"SCALE": scale, "HEADS": heads, "GROUP": heads // key.shape[1], "DIM": dim, "WINDOW": window}
+
+
+def _in_rows(part: Tensor) -> Tensor:
+    """Return a tensor [tokens, heads, dim] of which each token's values lie together."""
+    together = part.stride(2) == 1 and part.stride(1) == part.shape[2]
+    return part if together else part.contiguous()

@@ -1,0 +1,29 @@
+"""Counts over a collection's docs, for labels that depend on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+
+class CollectionStatistics:
+    """Document frequencies of some words, and the mean length of docs.
+
+    Args:
+        num_docs: Number of docs in the collection.
+        mean_length: Mean length of the docs in words.
+        doc_frequency: word -> number of docs that contain it
+    """
+
+    def __init__(self, num_docs: int, mean_length: float, doc_frequency: Counter[str]) -> None:
+        self.num_docs, self.mean_length, self.doc_frequency = num_docs, mean_length, doc_frequency
+
+    @classmethod
+    def of(cls, docs: Iterable[list[str]], wanted: set[str]) -> CollectionStatistics:
+        """Count in one pass. Only wanted words are counted, so that memory does not grow with the collection."""
+        counts: Counter[str] = Counter()
+        num_docs = total = 0
+        for words in docs:
+            num_docs, total = num_docs + 1, total + len(words)
+            counts.update(wanted.intersection(words))
+        return cls(num_docs, total / num_docs if num_docs else 0.0, counts)
