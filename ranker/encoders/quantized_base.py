@@ -15,27 +15,6 @@ from torch import Tensor, nn
 from ranker.encoders.lora import adapted_layers, cast_base, remember_base
 from ranker.errors import ConfigError
 
-INSTALL = "pip install bitsandbytes"
-
-
-def import_bitsandbytes(kind: str) -> Any:
-    """Return the module bitsandbytes.
-
-    Args:
-        kind: Value of `encoder.lora.base`, for the message.
-
-    Raises:
-        ConfigError: bitsandbytes is not installed.
-    """
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        raise ConfigError(
-            f"encoder.lora.base: expected the package bitsandbytes for {kind}, which is not installed; {INSTALL}, or "
-            "set encoder.lora.base=bfloat16"
-        ) from error
-    return bitsandbytes
-
 
 def quantize_base(model: nn.Module, kind: str) -> None:
     """Replace the frozen weights of adapted layers by rounded ones; the other frozen weights become bfloat16.
@@ -45,9 +24,8 @@ def quantize_base(model: nn.Module, kind: str) -> None:
         kind: `nf4` or `int8`.
 
     Raises:
-        ConfigError: bitsandbytes is not installed, or a layer is none of torch's linear layers.
+        ConfigError: A layer is none of torch's linear layers.
     """
-    library = import_bitsandbytes(kind)
     remember_base(model)  # the fingerprint of a base does not depend on its precision
     for layer in adapted_layers(model):
         if type(layer.base_layer) is not nn.Linear:
@@ -55,23 +33,33 @@ def quantize_base(model: nn.Module, kind: str) -> None:
                 f"encoder.lora.base: expected float32 or bfloat16, since {type(layer.base_layer).__name__} has no form "
                 f"in {kind}; got {kind}"
             )
-        layer.base_layer = _rounded(library, layer.base_layer, kind)
+        layer.siblings = None  # rounded weights are not stacked with those of other layers
+        layer.base_layer = rounded_layer(layer.base_layer, kind)
     cast_base(model, torch.bfloat16)
 
 
-def _rounded(library: Any, linear: nn.Linear, kind: str) -> nn.Module:
+def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
+    """Return a linear layer with rounded weights, which are in no state dict.
+
+    Args:
+        linear: The layer.
+        kind: `nf4` or `int8`.
+    """
+    from bitsandbytes import nn as library
+
     sizes = (linear.in_features, linear.out_features, linear.bias is not None)
-    weight = linear.weight.detach()
+    weight = linear.weight.detach().contiguous()
     rounded: Any
     if kind == "nf4":
-        rounded = library.nn.Linear4bit(*sizes, quant_type="nf4")  # computes in the precision of states
-        rounded.weight = library.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", module=rounded)
+        rounded = library.Linear4bit(*sizes, quant_type="nf4")  # computes in the precision of states
+        rounded.weight = library.Params4bit(weight, requires_grad=False, quant_type="nf4", module=rounded)
     else:
-        rounded = library.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0)
-        rounded.weight = library.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+        rounded = library.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0)
+        rounded.weight = library.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
     if linear.bias is not None:
         rounded.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
-    rounded.__class__ = _stateless(type(rounded))
+    layer: Any = type(rounded)
+    rounded.__class__ = _stateless(layer)
     return rounded.to(weight.device)  # type: ignore[no-any-return]
 
 
@@ -89,10 +77,10 @@ def plain_base(model: nn.Module) -> None:
     """Replace the rounded weights of adapted layers by linear layers in float32 with the rounded values."""
     for layer in adapted_layers(model):
         if type(layer.base_layer).__name__ in ("Linear4bit", "Linear8bitLt"):
-            layer.base_layer = _dequantized(layer.base_layer)
+            layer.base_layer = dequantized(layer.base_layer)
 
 
-def _dequantized(linear: Any) -> nn.Linear:
+def dequantized(linear: Any) -> nn.Linear:
     """Return a rounded layer as a linear layer in float32, with the rounded values."""
     plain = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
     with torch.no_grad():
@@ -106,7 +94,9 @@ def _values(linear: Any) -> Tensor:
     """Return the values of a rounded weight [outputs, inputs]."""
     weight = linear.weight
     if type(linear).__name__ == "Linear4bit":
-        values: Tensor = import_bitsandbytes("nf4").functional.dequantize_4bit(weight.data, weight.quant_state)
+        from bitsandbytes.functional import dequantize_4bit
+
+        values: Tensor = dequantize_4bit(weight.data, weight.quant_state)
         return values.float().cpu()
     factors = linear.state.SCB if weight.SCB is None else weight.SCB  # largest absolute value of each row
     return weight.data.float().cpu() * factors.float().cpu().unsqueeze(1) / 127

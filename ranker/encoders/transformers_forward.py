@@ -164,7 +164,9 @@ class TransformersForward:
         """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""
         if self.reads_segments:
             more["token_type_ids"] = segments
-        if self._takes_cache:  # a cache would keep keys and values, and compiled layers would be compiled for each layer
+        if (
+            self._takes_cache
+        ):  # a cache would keep keys and values, and compiled layers would be compiled for each layer
             more["use_cache"] = False
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 

@@ -159,15 +159,17 @@ def _halve(path: Path) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's messages about skipped parts."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = {logger: logger.level for logger in loggers}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _float(model: Any) -> Any:
