@@ -22,7 +22,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from train_throughput import lognormal  # noqa: E402
 
+from ranker.encoders import grouped_attention as grouped  # noqa: E402
+from ranker.encoders.adapted_linear import adapted_linear  # noqa: E402
 from ranker.encoders.kernels import add_norm, gated_gelu, residual_norm, rotation, short_attention  # noqa: E402
+from ranker.encoders.kernels import grouped_attention as own_grouped  # noqa: E402
 from ranker.encoders.ragged import RaggedLayout  # noqa: E402
 from ranker.types import TokenBatch  # noqa: E402
 
@@ -95,6 +98,92 @@ def attention() -> None:
             show(f"{label}: backward", backward)
 
 
+def grouped_attention() -> None:
+    """Causal rows, heads in groups: this package's kernel, torch's operator, and torch's with repeated key heads."""
+    for mean, deviation in ((87, 35), (180, 40), (410, 40)):
+        layout, longest = rows_of(mean, deviation)
+        ends, blocks, tokens = layout.batch.cu_seqlens, layout.blocks, layout.batch.num_tokens
+        for heads, key_heads, dim in ((16, 8, 128), (32, 8, 128), (9, 3, 64)):
+            label = f"{mean} tokens, {heads} / {key_heads} heads of {dim}"
+            shapes = ((heads, dim), (key_heads, dim), (key_heads, dim))
+            parts = [half(tokens, *shape).requires_grad_() for shape in shapes]
+            above, scale = half(tokens, heads, dim), dim**-0.5
+
+            def operator(short: bool) -> torch.Tensor:
+                options = (ends, ends, blocks, longest, short, True, -1, scale)
+                return grouped.grouped_attention(*parts, *options)[0]
+
+            def repeated() -> torch.Tensor:
+                query, *others = parts
+                key, value = (part.repeat_interleave(heads // key_heads, dim=1) for part in others)
+                return varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale, window_size=(-1, 0))
+
+            calls = {"repeated": repeated, "torch": lambda: operator(False), "own": lambda: operator(True)}
+            for name, call in calls.items():
+                show(f"{label}: {name}, forward", call)
+                try:
+                    result = call()
+                except Exception as error:  # an operator that refuses grouped heads must not end the others
+                    print(f"{label}: {name} failed: {str(error)[:200]}", flush=True)
+                    continue
+                show(
+                    f"{label}: {name}, backward",
+                    lambda: torch.autograd.grad(result, parts, above, retain_graph=True),
+                )
+            usual = dict(own_grouped.FORWARD), dict(own_grouped.BACKWARD)
+            mixed, sums = own_grouped.attend(*(part.detach() for part in parts), ends, blocks, scale)
+            states = [part.detach() for part in parts]
+            for keys, warps, stages in ((32, 4, 2), (32, 4, 3), (64, 4, 1), (64, 4, 2), (64, 8, 2)):
+                own_grouped.FORWARD.update(KEYS=keys, num_warps=warps, num_stages=stages)
+                show(
+                    f"{label}: own forward, {keys} keys, {warps} warps, {stages} stages",
+                    lambda: own_grouped.attend(*states, ends, blocks, scale),
+                )
+            for warps, stages in ((4, 1), (8, 1), (8, 2), (16, 1)):
+                own_grouped.BACKWARD.update(num_warps=warps, num_stages=stages)
+                show(
+                    f"{label}: own backward, {warps} warps, {stages} stages",
+                    lambda: own_grouped.attend_backward(above, *states, mixed, sums, ends, blocks, scale),
+                )
+            own_grouped.FORWARD.update(usual[0])
+            own_grouped.BACKWARD.update(usual[1])
+
+
+def adapters() -> None:
+    """Linear layers of Qwen3-0.6B with adapters of rank 16: as columns of one product, and as products of their own."""
+    for name, inputs, outputs in (("qkv", 1024, (2048, 1024, 1024)), ("o", 2048, (1024,)),
+                                  ("gate up", 1024, (3072, 3072)), ("down", 3072, (1024,))):  # fmt: skip
+        count, total = 16 * len(outputs), sum(outputs)
+        states, above = half(TOKENS // 2, inputs).requires_grad_(), half(TOKENS // 2, total)
+        first, wide = half(count, inputs), half(total, inputs + count)
+        firsts = [torch.randn(16, inputs, device="cuda").requires_grad_() for _ in outputs]
+        seconds = [torch.randn(size, 16, device="cuda").requires_grad_() for size in outputs]
+        weight = wide[:, :inputs].contiguous()
+
+        def columns() -> torch.Tensor:
+            return adapted_linear(states, firsts, seconds, [1.0] * len(outputs), None, first, wide)[0]
+
+        def apart() -> torch.Tensor:
+            parts = zip(weight.split(outputs), firsts, seconds, strict=True)
+            mixed = [
+                torch.nn.functional.linear(states, base)
+                + torch.nn.functional.linear(torch.nn.functional.linear(states, a.bfloat16()), b.bfloat16())
+                for base, a, b in parts
+            ]
+            return torch.cat(mixed, 1) if len(mixed) > 1 else mixed[0]
+
+        def frozen() -> torch.Tensor:
+            return torch.nn.functional.linear(states, weight)
+
+        for label, call in (("columns", columns), ("apart", apart), ("no adapter", frozen)):
+            show(f"{name}: {label}, forward", call)
+            result, leaves = call(), [states] if label == "no adapter" else [states, *firsts, *seconds]
+            show(
+                f"{name}: {label}, backward",
+                lambda: torch.autograd.grad(result, leaves, above, retain_graph=True),
+            )
+
+
 def others() -> None:
     for dim in (768, 1024):
         x, bias, hashes = half(TOKENS, dim), torch.randn(dim, device="cuda"), torch.arange(TOKENS, device="cuda").int()
@@ -127,12 +216,12 @@ def others() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--only", choices=["attention", "others"])
+    parts = {"attention": attention, "grouped": grouped_attention, "adapters": adapters, "others": others}
+    parser.add_argument("--only", choices=parts)
     only = parser.parse_args().only
-    if only != "others":
-        attention()
-    if only != "attention":
-        others()
+    for name, part in parts.items():
+        if only in (None, name):
+            part()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ best batch size of `--peer-pairs`. Both score by a linear head on the last token
 The share of the card's rate counts 4 operations per token and weight of the layers in training (the backward pass needs
 no gradients of the base) and 2 in inference, and relates them to an 8192-cubed bf16 matrix product in the same run.
 Memory per token is the peak beyond the weights, divided by the tokens of a micro-batch. The script needs peft and
-accelerate.
+accelerate. `--profile` also prints the kernels of one training pass by time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def layer_weights(size: str) -> int:
 
 
 def product(
-    size: str, data: Collection, pairs: int, max_tokens: int, cache: str, execution: Execution
+    size: str, data: Collection, pairs: int, max_tokens: int, cache: str, execution: Execution, profile: bool
 ) -> dict[str, dict[str, float]]:
     """Train with the product's modules, then score; the figures of both."""
     scorer = scorer_of(size, execution)
@@ -121,7 +121,39 @@ def product(
         "data_wait_share": report["data_wait_share"],
         "memory_per_token": (peak() - weights) / min(max_tokens, pairs * 87),
     }
+    if profile:
+        print_kernels(scorer, loaders)
     return {"training": training, "inference": product_inference(scorer, loaders, max_tokens)}
+
+
+def print_kernels(scorer: LMReranker, loaders: RankData, rows: int = 40) -> None:
+    """Print the kernels of one forward and backward pass by their time, and the time of the pass."""
+    batch = loaders.train_steps()[0, 0].micro_batches[0].to(DEVICE)
+    scorer.to(DEVICE).train()
+
+    def run() -> None:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            scores = scorer(batch)
+        scores.float().square().mean().backward()
+        scorer.zero_grad()
+
+    for _ in range(3):
+        run()
+    wait()
+    started = time.perf_counter()
+    run()
+    wait()
+    seconds = time.perf_counter() - started
+    with torch.profiler.profile() as profiler:
+        run()
+        wait()
+    device = "device" if DEVICE == "cuda" else "cpu"
+    events = [event for event in profiler.key_averages() if DEVICE == "cpu" or event.device_type.name == "CUDA"]
+    times = {event.key: (getattr(event, f"self_{device}_time_total"), event.count) for event in events}
+    total = sum(taken for taken, _ in times.values()) / 1e3
+    print(f"a pass of {batch.pairs.num_tokens} tokens: {1e3 * seconds:.1f} ms, of which kernels {total:.1f} ms")
+    for name, (taken, count) in sorted(times.items(), key=lambda item: -item[1][0])[:rows]:
+        print(f"{taken / 1e3:9.2f} ms {count:6d} {name[:120]}")
 
 
 def product_inference(scorer: LMReranker, loaders: RankData, max_tokens: int) -> dict[str, float]:
@@ -229,6 +261,7 @@ def main() -> None:
     parser.add_argument("--peer-pairs", type=int, nargs="*", default=[16, 32, 64, 128], help="none: without the peer")
     parser.add_argument("--peer-steps", type=int, default=16)
     parser.add_argument("--checkpointing", action="store_true", help="the product recomputes activations")
+    parser.add_argument("--profile", action="store_true", help="also print the kernels of one training pass by time")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     rate = measure_matmul(torch.device("cuda")) if DEVICE == "cuda" else 1e12
@@ -241,7 +274,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             execution = Execution(checkpointing=args.checkpointing)
             calls: list[tuple[str, Any, tuple[Any, ...]]] = [
-                ("product", product, (size, data, args.pairs, args.max_tokens, cache, execution))
+                ("product", product, (size, data, args.pairs, args.max_tokens, cache, execution, args.profile))
             ]
             calls += [(f"padded {n}", padded_loop, (size, data, n, args.peer_steps)) for n in args.peer_pairs]
             for name, call, arguments in calls:

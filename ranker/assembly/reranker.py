@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 from lightning.fabric import Fabric
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import text_limits
 from ranker.assembly.inference import prepare
@@ -99,6 +99,22 @@ class Reranker:
             for text, longest in enumerate((limits.query, limits.doc))
         ]
         self._collator = Collator.of(self._inputs, self._store(0, {}), self._store(1, {}), limits)
+
+    @classmethod
+    def of_config(cls, cfg: DictConfig, **options: Any) -> Self:
+        """Load the model that a configuration of `ranker rerank` or `ranker serve` names; for the rest see `load`."""
+        return cls.load(
+            cfg.checkpoint,
+            cfg.weights,
+            cfg.trust_remote_code,
+            cfg.max_query_tokens,
+            cfg.max_doc_tokens,
+            cfg.inference,
+            accelerator=cfg.trainer.accelerator,
+            precision=cfg.trainer.precision,
+            max_tokens=cfg.batch.max_tokens,
+            **options,
+        )
 
     @classmethod
     def load(

@@ -45,7 +45,7 @@ def register(command: str | None = None) -> None:
     watch_from_the_start()
     if command is not None:
         sys.argv[1:] = overrides.quote_texts(command, sys.argv[1:])
-    # without it, Hydra prints its own traceback and exits, and `user_errors` sees no error
+    # without this variable, Hydra prints its own traceback and exits, and `user_errors` sees no error
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     roots.register(command)
     hydra_rules.install()
@@ -65,7 +65,7 @@ def _stamp() -> str:
 
 
 def _root(folder: str) -> str:
-    """The folder of all runs. On other processes than the first: a temporary folder, until they get the run folder."""
+    """The folder of all runs; on processes other than the first, a temporary folder until they get the run folder."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
 
 

@@ -121,7 +121,7 @@ def hydra_faults(content: Mapping[str, Any]) -> list[str]:
                 )
         if CALLBACKS[0] not in [node.get("_target_") for node in callbacks.values() if isinstance(node, dict)]:
             faults.append(
-                f"hydra.callbacks: expected {CALLBACKS[0]} among them, which keeps the run to an unused folder, got "
+                f"hydra.callbacks: expected {CALLBACKS[0]} among them, which refuses a used run folder, got "
                 f"{', '.join(callbacks) or 'none'}; set hydra/callbacks=sweep"
             )
     for key in ("launcher", "sweeper"):
@@ -137,7 +137,7 @@ def hydra_faults(content: Mapping[str, Any]) -> list[str]:
 
 
 def _logging_faults(node: Any, path: str) -> list[str]:
-    """Keys and values that would make Python's logging configuration import, call or open something."""
+    """Return one fault for each value that would make Python's logging import, call or open something."""
     if isinstance(node, dict):
         faults = [f"{path}.{key}: unknown key" for key in (".", "queue", "listener") if key in node]
         for key in ("class", "()"):
@@ -188,7 +188,7 @@ def _is_sampler(target: str, path: str) -> bool:
 
 
 def _foreign_commands(content: Mapping[str, Any]) -> list[str]:
-    """Values of `COMMANDS` that a file outside conf/ may have set and the command line does not repeat."""
+    """Return one fault for each of `COMMANDS` that a file outside conf/ may have set and the command line does not."""
     sources = [source for source in _select(content, "runtime.config_sources") or () if source.get("schema") == "file"]
     if all(Path(source["path"]).resolve().is_relative_to(CONF) for source in sources):
         return []

@@ -22,7 +22,7 @@ _NOT_ASCII = re.compile(r"(?=.*[^\x00-\x7f])[^'\"()\[\]{}$\\=]+")  # Hydra takes
 
 
 def quote_texts(command: str, arguments: list[str]) -> list[str]:
-    """Quote the values of text keys that Hydra would read as numbers, true or false, and all that are not ASCII.
+    """Quote those values of text keys that Hydra would read as numbers, true or false, or that are not ASCII.
 
     >>> quote_texts("search", ["explain=q1,7"])
     ["explain='q1,7'"]
@@ -58,7 +58,7 @@ def _is_not_text(part: str) -> bool:
 
 @cache
 def takes_text(command: str, key: str) -> bool:
-    """Whether every choice of a dotted key's group that has this key takes text for it, and no numbers."""
+    """Whether a dotted key takes text and no numbers in each choice of its group that has the key."""
     key = as_alone(key)
     group, _, name = key.partition(".")
     if key in text_keys(ROOTS[command]):

@@ -54,10 +54,11 @@ def run_name(name: str, checkpoint: str | None, resume: bool) -> str:
 
 
 def started_from(cfg: DictConfig) -> DictConfig:
-    """Return the configuration with the model and encoder of `checkpoint`, except for keys of how they are trained.
+    """Return the configuration with the model and encoder of `checkpoint`; keys that say how to train them are kept.
 
     Raises:
-        ConfigError: The checkpoint is no training's, or the command line sets another key of the model or encoder.
+        ConfigError: The checkpoint does not come from a training, or the command line sets another key of the model or
+            encoder.
     """
     stored = next(
         (path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None
@@ -115,7 +116,7 @@ def resumed(cfg: DictConfig) -> DictConfig:
 
 
 def _check_kind(stored: DictConfig, path: Path, command: str) -> None:
-    """Refuse a stored configuration that is not of the command's own runs.
+    """Refuse a stored configuration of another command.
 
     Args:
         stored: The stored configuration of a run folder or model folder.
@@ -123,7 +124,7 @@ def _check_kind(stored: DictConfig, path: Path, command: str) -> None:
         command: `train` or `pretrain`.
 
     Raises:
-        ConfigError: It is another command's.
+        ConfigError: The configuration belongs to another command.
     """
     trained = stored.get("loss" if (path / "config.yaml").is_file() else "model") is not None
     found = "pretrain" if stored.get("objective") is not None else "train" if trained else None

@@ -39,7 +39,7 @@ class JobFailed(RankerError):
 def run_job(
     sweep: Path, folder: Path, number: int, overrides: Sequence[str], run: Callable[[], float | None]
 ) -> float | None:
-    """Run one job and record its result. A failure is recorded and printed, and the other jobs run on.
+    """Run one job and record its result. A failure is recorded and printed, and the sweep continues.
 
     Args:
         sweep: The sweep's folder.
@@ -90,7 +90,7 @@ def run_job(
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error; for an error that is not a user's mistake, it begins with the type."""
+    """The message of an error. It begins with the type of the error, unless the error is a user's mistake."""
     cause = error.__cause__
     if isinstance(error, RankerError) or isinstance(cause, RankerError):
         return str(error if isinstance(error, RankerError) else cause)

@@ -174,5 +174,5 @@ def is_locked(lock: Path) -> bool:
     try:
         with FileLock(lock, timeout=0):
             return False
-    except (Timeout, OSError, NotImplementedError):  # if this is unknown, the job counts as running
+    except (Timeout, OSError, NotImplementedError):  # whether it is locked is unknown: the job counts as running
         return True

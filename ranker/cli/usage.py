@@ -26,7 +26,7 @@ def answer_help(command: str) -> None:
 
 
 def usage(command: str, arguments: list[str]) -> str:
-    """The help text of a command; for a group that `arguments` choose, it includes the keys of that choice."""
+    """The help text of a command. If `arguments` set GROUP=CHOICE, it includes the keys of that choice."""
     root = CONF / f"{command}.yaml"
     defaults = {
         key.removeprefix("override ").removeprefix("optional "): value

@@ -14,7 +14,7 @@ from ranker.data.ranking import separate_ties
 from ranker.data.trec import read_qrels, read_run, write_run
 from ranker.errors import ConfigError
 from ranker.evaluation import fusion
-from ranker.evaluation.metrics import parse_measures
+from ranker.evaluation.measure_names import parse_measures
 from ranker.evaluation.run_files import listed, only_run
 from ranker.training.run_writer import write_json
 

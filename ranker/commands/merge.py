@@ -14,7 +14,8 @@ from ranker.assembly.scored import run_of
 from ranker.checkpoint import load_scorer, read_description, save_model, without_adapters
 from ranker.errors import ConfigError
 from ranker.evaluation.fusion import simplex
-from ranker.evaluation.metrics import evaluate, parse_measures
+from ranker.evaluation.measure_names import parse_measures
+from ranker.evaluation.metrics import evaluate
 from ranker.training.run_writer import write_json
 
 log = logging.getLogger(__name__)

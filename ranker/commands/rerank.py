@@ -34,28 +34,12 @@ def rerank(cfg: DictConfig) -> None:
         _rerank_file(cfg)
         return
     run_folder.discard(Path(HydraConfig.get().runtime.output_dir))  # answers go to standard output, so it stays empty
-    reranker = _reranker(cfg)
+    reranker = Reranker.of_config(cfg, probabilities=cfg.probabilities, calibration=cfg.calibration)
     for number, line in enumerate(sys.stdin, 1):
         if line.strip():
             answer = _answer(reranker, parse_json(line, f"standard input:{number}"), number, cfg.top_k)
             sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
             sys.stdout.flush()  # the reader of a pipe gets each answer at once
-
-
-def _reranker(cfg: DictConfig) -> Reranker:
-    return Reranker.load(
-        cfg.checkpoint,
-        cfg.weights,
-        cfg.trust_remote_code,
-        cfg.max_query_tokens,
-        cfg.max_doc_tokens,
-        cfg.inference,
-        probabilities=cfg.probabilities,
-        calibration=cfg.calibration,
-        accelerator=cfg.trainer.accelerator,
-        precision=cfg.trainer.precision,
-        max_tokens=cfg.batch.max_tokens,
-    )
 
 
 def _rerank_file(cfg: DictConfig) -> None:
@@ -74,7 +58,7 @@ def _rerank_file(cfg: DictConfig) -> None:
         missing = next((doc_id for doc_id in doc_ids if doc_id not in docs), None)
         if missing is not None:
             raise DataError(f"{cfg.docs}: expected doc {missing!r} of query {query_id!r} in {cfg.run}, got none")
-    reranker = _reranker(cfg)
+    reranker = Reranker.of_config(cfg, probabilities=cfg.probabilities, calibration=cfg.calibration)
     folder = open_run(cfg)
     rankings = reranker.rank(
         [queries[query_id] for query_id in wanted],

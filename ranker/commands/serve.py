@@ -82,14 +82,4 @@ def _load(cfg: DictConfig) -> Model:
     from ranker.serving.interface import require_finite
     from ranker.serving.model import RerankerModel
 
-    reranker = Reranker.load(
-        cfg.checkpoint,
-        cfg.weights,
-        cfg.trust_remote_code,
-        cfg.max_query_tokens,
-        cfg.max_doc_tokens,
-        cfg.inference,
-        accelerator=cfg.trainer.accelerator,
-        precision=cfg.trainer.precision,
-    )
-    return require_finite(RerankerModel(reranker, cfg.batch.max_tokens, cfg.tokenizers))
+    return require_finite(RerankerModel(Reranker.of_config(cfg), cfg.batch.max_tokens, cfg.tokenizers))

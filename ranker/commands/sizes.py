@@ -25,7 +25,7 @@ from ranker.data.datamodule import RankData
 from ranker.data.instructions import refuse_instructions
 from ranker.errors import ConfigError
 from ranker.evaluation import pictures, sizes_report
-from ranker.evaluation.metrics import parse_measures
+from ranker.evaluation.measure_names import parse_measures
 from ranker.evaluation.report import write_evaluation
 from ranker.export._adapter import has_adapters
 from ranker.models.dpr import DPR

@@ -11,7 +11,7 @@ from ranker.config.paths import READER
 
 
 def evaluation_faults(cfg: DictConfig) -> list[str]:
-    """What evaluate.py needs: a run file with its judgements, or a checkpoint."""
+    """Check what evaluate.py needs: a run file with its judgements, or a checkpoint."""
     if "qrels" not in cfg or "run" not in cfg:
         return []
     faults = []
@@ -23,7 +23,7 @@ def evaluation_faults(cfg: DictConfig) -> list[str]:
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
     if cfg.run is not None and cfg.orders > 1:
-        faults.append(f"orders: expected 1 with run=, whose scores are given, got {cfg.orders}; set checkpoint=")
+        faults.append(f"orders: expected 1 with run=, which has fixed scores, got {cfg.orders}; set checkpoint=")
     for key, least in (("window", 2), ("stride", 1)):
         value = cfg.lists[key]
         if not (value is None or value == "auto" or (isinstance(value, int) and value >= least)):
@@ -34,7 +34,7 @@ def evaluation_faults(cfg: DictConfig) -> list[str]:
 
 
 def teacher_faults(cfg: DictConfig) -> list[str]:
-    """`teacher` of `ranker label`: a path, or a list of paths."""
+    """Check `teacher` of `ranker label`: a path, or a list of paths."""
     if not is_set(cfg, "teacher"):
         return []
     value: Any = cfg.get("teacher")
@@ -51,7 +51,7 @@ def teacher_faults(cfg: DictConfig) -> list[str]:
 
 
 def reranking_faults(cfg: DictConfig) -> list[str]:
-    """What `ranker rerank` needs beside `run`: the texts of its ids."""
+    """Check what `ranker rerank` needs besides `run`: the files with the texts of its ids."""
     if "top_k" not in cfg or cfg.run is None:
         return []
     return [
@@ -62,7 +62,7 @@ def reranking_faults(cfg: DictConfig) -> list[str]:
 
 
 def merging_faults(cfg: DictConfig) -> list[str]:
-    """`runs` and `shares` of `ranker merge`."""
+    """Check `runs` and `shares` of `ranker merge`."""
     if "shares" not in cfg or not is_set(cfg, "runs"):
         return []
     runs, shares = cfg.runs, cfg.shares
@@ -79,12 +79,12 @@ def merging_faults(cfg: DictConfig) -> list[str]:
     if shares is not None and OmegaConf.select(cfg, "tune.measure") is not None:
         faults.append(f"shares: expected null with tune.measure, which searches them, got {shares!r}")
     if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
-        faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
+        faults.append(f"interpolation: slerp takes two runs, got {len(runs)}; linear takes any number")
     return faults
 
 
 def pretraining_faults(cfg: DictConfig) -> list[str]:
-    """What `ranker pretrain` starts from: an encoder, whose weights are all trained, or a run that it continues."""
+    """Check what `ranker pretrain` starts from: an encoder, all of whose weights are trained, or a run to continue."""
     if "objective" not in cfg:
         return []
     faults = []

@@ -14,12 +14,12 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 
 def source_faults(cfg: DictConfig) -> list[str]:
-    """Keys of every source, and those that a mix has in its sets only."""
+    """Check the keys that every source has."""
     return [fault for path, node in source_nodes(cfg).items() for fault in _source(path, node)]
 
 
 def mix_faults(cfg: DictConfig) -> list[str]:
-    """What a mix of sets needs."""
+    """Check the keys of a mix of sets; a configuration without a mix has no fault."""
     sets = sets_of(cfg.data) if is_set(cfg, "data") else {}
     if not sets:
         return []
@@ -38,7 +38,7 @@ def mix_faults(cfg: DictConfig) -> list[str]:
     if "heads" in model:
         faults.append("data: expected a single set with model=multitask, got a mix; choose another source or model")
     if "doc_penalty" in model and cfg.data.get("batches") == "mixed":
-        faults.append("data.batches: expected one_set with penalties, which are of one set's texts, got mixed")
+        faults.append("data.batches: expected one_set with penalties, which are computed from one set, got mixed")
     negatives = model.get("in_batch_negatives", False)
     taught = any(node.get("teacher") for node in sets.values())
     if (negatives or (negatives is None and not taught)) and cfg.data.get("batches") == "mixed":
@@ -50,7 +50,7 @@ def mix_faults(cfg: DictConfig) -> list[str]:
 
 
 def _source(path: str, node: DictConfig) -> list[str]:
-    """Values of the keys that every source has.
+    """Check the values of these keys in one source.
 
     Args:
         path: Dotted path of the source's node.
@@ -87,7 +87,7 @@ def _source(path: str, node: DictConfig) -> list[str]:
 
 
 def suite_faults(cfg: DictConfig) -> list[str]:
-    """A suite: its keys, the sets that it lists, and the keys that are for one set only."""
+    """Check a suite: its keys and its sets; refuse keys that are for a single set."""
     suite = cfg.get("suite") if is_set(cfg, "suite") else None
     if suite is None:
         return []

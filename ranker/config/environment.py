@@ -69,7 +69,7 @@ def _has_login(host: str) -> bool:
 
 
 def _writing(cfg: DictConfig) -> list[str]:
-    """Paths that leave the run folder."""
+    """Return one fault for each path that leads out of the run folder."""
     nodes: dict[str, Any] = {
         key: OmegaConf.to_container(cfg[key], resolve=True) for key in WRITING if isinstance(cfg.get(key), DictConfig)
     }

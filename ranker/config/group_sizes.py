@@ -33,12 +33,12 @@ def faults_of(cfg: DictConfig) -> list[str]:
 
 
 def _needs_negatives(loss: str) -> bool:
-    """Whether a loss learns nothing from relevant docs alone: yes, unless its class has `needs_negatives = False`."""
+    """Whether a loss learns nothing from relevant docs only; false if its class has `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
 
 
 def _novelty(cfg: DictConfig) -> list[str]:
-    """Labels by novelty, for which 0 has to be the lowest label of a group."""
+    """Check `batch.novelty`: it gives label 0 to some docs, so 0 must be the lowest label of a group."""
     novelty = cfg.batch.get("novelty")
     if novelty is None:
         return []
@@ -48,8 +48,8 @@ def _novelty(cfg: DictConfig) -> list[str]:
     if OmegaConf.select(cfg, "mining.every") is not None:
         faults.append(f"batch.novelty: expected null with mining.every={cfg.mining.every}, got {novelty}")
     faults += [
-        f"batch.novelty: expected null with {path}.teacher, whose scores may be below 0, the label of a doc that "
-        f"repeats another; got {novelty}"
+        f"batch.novelty: expected null with {path}.teacher, whose scores may be below 0; 0 is the label of a doc that "
+        f"repeats another and has to be the lowest one; got {novelty}"
         for path, node in source_nodes(cfg).items()
         if node.get("teacher")
     ]

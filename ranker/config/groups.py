@@ -1,4 +1,4 @@
-"""The shape of a configuration: missing and unknown keys, and groups that hold something else than keys and values."""
+"""The shape of a configuration: missing and unknown keys, and groups that do not consist of keys and values."""
 
 from __future__ import annotations
 

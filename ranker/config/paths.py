@@ -24,7 +24,6 @@ PATHS = (
     "queries",
     "docs",
     "qrels",
-    "runs",
     "tune.runs",
     "tune.qrels",
     "candidates",
@@ -68,7 +67,7 @@ def make_absolute(cfg: DictConfig) -> None:
 
 
 def _replace_in_source(node: DictConfig) -> None:
-    """Make the paths of a source's node absolute that its signature does not tell."""
+    """Make the paths in a source's node absolute, except those that its signature declares."""
     for key in DATA_PATHS:
         _replace(node, key, if_existing=False)
     for key in DATA_PATHS_IF_EXISTING:
@@ -80,7 +79,7 @@ def _replace_in_source(node: DictConfig) -> None:
 
 
 def _built_nodes(cfg: DictConfig) -> Iterator[tuple[DictConfig, str]]:
-    """The nodes of these groups with their `_target_`, and the options of a multitask model's heads."""
+    """Yield each node whose signature may declare paths, with its `_target_`; also the options of multitask heads."""
     for group in ("data", "suite", "probe", "model", "distill"):
         yield from _with_target(OmegaConf.select(cfg, group))
     for head in OmegaConf.select(cfg, "model.heads") or ():
@@ -113,7 +112,7 @@ def split_by_folder(sets: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
         sets: Name -> node of `data`.
 
     Returns:
-        Name -> node of the first; name -> the missing folder of the others.
+        Two mappings: name -> node of each set that can be read; name -> missing folder of each other set.
     """
     missing = {
         name: str(node.path)
@@ -129,7 +128,7 @@ def _replace(cfg: DictConfig, key: str, if_existing: bool) -> None:
     Args:
         cfg: The configuration, or a node of it.
         key: Dotted key.
-        if_existing: Whether to leave a value as it is if there is no such file or folder.
+        if_existing: If true, a value stays as it is where no such file or folder exists.
     """
     value: Any = OmegaConf.select(cfg, key)
     if isinstance(value, str):

@@ -41,7 +41,7 @@ def _shared_prefix(cfg: DictConfig) -> list[str]:
 
 
 def _losses(cfg: DictConfig) -> list[str]:
-    """Refuse losses that read more than scores and labels where the training does not give it to them."""
+    """Refuse losses that need more than scores and labels, where the training cannot provide it."""
     if "loss" not in cfg:
         return []
     losses = [str((node.get("loss") or cfg.loss).get("_target_")) for node in source_nodes(cfg).values()]
@@ -56,7 +56,7 @@ def _losses(cfg: DictConfig) -> list[str]:
         contrast = cfg.model.get("in_batch_negatives", False)
         if (reference or draws) and ("heads" in cfg.model or contrast or (contrast is None and not taught)):
             faults.append(
-                f"loss: expected another one than {name} with in-batch negatives and with model=multitask, "
+                f"loss: expected another loss than {name} with in-batch negatives and with model=multitask, "
                 f"got loss={name}; model.in_batch_negatives=false"
             )
         if reference and cfg.get("checkpoint") is None and not cfg.encoder.get("lora"):
@@ -93,7 +93,7 @@ def _measures(cfg: DictConfig) -> list[str]:
     """Check the names of measures, and that each monitored value is one that the training logs."""
     if "measures" not in cfg:
         return []
-    from ranker.evaluation.metrics import parse_measures  # importing ir_measures is slow, and --help does not need it
+    from ranker.evaluation.measure_names import parse_measures  # imports ir_measures, slow and not needed by --help
 
     try:
         measures = parse_measures(list(cfg.measures))
@@ -114,7 +114,7 @@ def _measures(cfg: DictConfig) -> list[str]:
 
 
 def _monitored(cfg: DictConfig) -> dict[str, Any]:
-    """Dotted keys that hold the name of a logged value, and that name."""
+    """Return the dotted keys that hold the name of a logged value, with that name."""
     monitored: dict[str, Any] = {"monitor": cfg.get("monitor")}
     for name, node in (cfg.get("callbacks") or {}).items():
         if (
@@ -128,7 +128,7 @@ def _monitored(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _passages(cfg: DictConfig) -> list[str]:
-    """Windows: strides without gaps, and a model that can read them."""
+    """Check `passages`: windows must leave no gaps, and the model must be able to score windows."""
     node = cfg.get("passages") if is_set(cfg, "passages") else None
     if not isinstance(node, DictConfig):
         return []
@@ -152,7 +152,7 @@ def _passages(cfg: DictConfig) -> list[str]:
 
 
 def _distillation(cfg: DictConfig) -> list[str]:
-    """Distillation of layers: between cross-encoders that read whole docs, without options that it would not see."""
+    """Check `distill`: it is for cross-encoders that read whole docs, and ignores some options, which are refused."""
     node = cfg.get("distill") if is_set(cfg, "distill") else None
     if not isinstance(node, DictConfig):
         return []
@@ -175,7 +175,7 @@ def _distillation(cfg: DictConfig) -> list[str]:
 
 
 def _exits(cfg: DictConfig) -> list[str]:
-    """Early exit: one rule at a time, and losses that every head can have."""
+    """Check early exit: at most one exit rule, and a loss that can be computed for every head."""
     model = cfg.get("model") if is_set(cfg, "model") else None
     if not isinstance(model, DictConfig) or "exits" not in model:
         return []
@@ -185,5 +185,5 @@ def _exits(cfg: DictConfig) -> list[str]:
     if "loss" in cfg and sets_of(cfg.get("data")):
         faults.append("data: expected a single set with model=early_exit, got a mix; choose another source")
     if "loss" in cfg and str(cfg.loss.get("_target_")).endswith(".DPO"):
-        faults.append("loss: expected another one than dpo with model=early_exit, got loss=dpo")
+        faults.append("loss: expected another loss than dpo with model=early_exit, got loss=dpo")
     return faults

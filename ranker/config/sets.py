@@ -1,4 +1,4 @@
-"""The sets of a mix (`data=mixed`) and of a suite: where their nodes are, and which keys a mix's sets have beside."""
+"""The sets of a mix (`data=mixed`) and of a suite: where their nodes are, and which further keys a set of a mix has."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SET_KEYS: dict[str, tuple[str, ...]] = {
     "query_prompt": ("str", "None"),
     "doc_prompt": ("str", "None"),
 }
-PROMPT_KEYS = ("instruction", "prompt", "query_prompt", "doc_prompt")  # keys that a set and a model's yaml have alike
+PROMPT_KEYS = ("instruction", "prompt", "query_prompt", "doc_prompt")  # a set and a model's yaml both have these keys
 _NODE = re.compile(r"(?:data|suite)\.sets\.[^.]+(?=\.|$)")
 
 
 def is_set(path: str) -> bool:
-    """Whether a dotted path is that of a node of a mix's set.
+    """Whether a dotted path names the node of a set of a mix, or a node below it.
 
     >>> is_set("data.sets.a"), is_set("data.sets.a.loss"), is_set("data")
     (True, False, False)
@@ -37,7 +37,7 @@ def is_set(path: str) -> bool:
 
 
 def as_alone(path: str) -> str:
-    """Return the path that a key of a set has where the set is the only one.
+    """Return the path that a set's key would have if the set were the only one.
 
     >>> as_alone("data.sets.a.path"), as_alone("data.sets.a.loss._target_"), as_alone("data.negatives")
     ('data.path', 'loss._target_', 'data.negatives')

@@ -85,7 +85,7 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
         if isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value is not None:
             assigned = item.targets if isinstance(item, ast.Assign) else [item.target]
             if any(isinstance(part, ast.Name) and part.id == name for part in assigned):
-                with suppress(ValueError):  # an expression that is no literal
+                with suppress(ValueError):  # the value is not a literal
                     return ast.literal_eval(item.value)
     for base in node.bases:
         if isinstance(base, ast.Name):

@@ -114,12 +114,12 @@ def stored_faults(cfg: DictConfig) -> list[str]:
 
 def _unresolved(node: Any, path: str) -> list[str]:
     if isinstance(node, str) and "${" in node:
-        return [f"{path}: expected a plain value, as they are written there, got {node!r}; write the value"]
+        return [f"{path}: expected a plain value, since a run stores resolved values, got {node!r}; write the value"]
     return [fault for part, name in parts_of(node, path) for fault in _unresolved(part, name)]
 
 
 def _nodes(content: Mapping[str, Any]) -> list[str]:
-    """Groups that are no mappings, and keys that Hydra's `instantiate` would interpret."""
+    """Return one fault for each group that is no mapping, and each key that Hydra's `instantiate` would interpret."""
     faults = [
         f"{key}: expected keys and values, got {content[key]!r}"
         for key in NODES
@@ -139,7 +139,7 @@ def _nodes(content: Mapping[str, Any]) -> list[str]:
 
 
 def _types(cfg: DictConfig) -> list[str]:
-    """Values whose type differs from that in the typed root."""
+    """Return one fault for each value whose type differs from that in the typed root."""
     try:
         OmegaConf.merge(OmegaConf.structured(root_of(cfg)), cfg)
     except OmegaConfBaseException as error:

@@ -69,7 +69,8 @@ SHARED_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "suggested_buckets": ("list", "None"),
     },
 }
-WINDOW_KEYS = ("length", "stride", "most", "title", "select")  # of a `passages` node, the arguments of `Windows`
+# Keys of a `passages` node that are arguments of `Windows`.
+WINDOW_KEYS = ("length", "stride", "most", "title", "select")
 # Types of Hydra's keys that control how a `_target_` is built.
 BUILD_KEYS = {"_partial_": ("bool",), "_recursive_": ("bool",), "_convert_": ("str",)}
 # Arguments that the program passes itself when it builds a group's object; a yaml does not set them.
@@ -99,7 +100,7 @@ def shared_keys(group: str) -> dict[str, tuple[str, ...]]:
 
 
 def training_keys(group: str, target: str) -> set[str]:
-    """Keys of a node that say how its object is trained, not what it is: those in the class attribute `training_keys`.
+    """Return the keys that say how a node's object is trained, not what it is: its class attribute `training_keys`.
 
     A training that starts from a stored model may set them; all others keep their stored value.
     """
@@ -166,7 +167,7 @@ def target_faults(cfg: DictConfig) -> list[str]:
 
 
 def _type_faults(node: DictConfig, path: str) -> list[str]:
-    """Values of wrong type under keys that the program or Hydra reads."""
+    """Return one fault for each value of a wrong type under a key that the program or Hydra reads."""
     return [
         f"{path}.{key}: {fault}"
         for key, types in {**BUILD_KEYS, **shared_keys(path)}.items()

@@ -1,4 +1,4 @@
-"""The keys that take text, by the typed roots, and a check of their values."""
+"""Which keys take text, according to the typed roots, and a check of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ranker.data.parsing import shown
 
 
 def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
-    """Return for each dotted key of a root dataclass that takes text whether it may be null."""
+    """Return the dotted keys of a root dataclass that take text -> whether the key may be null."""
     keys: dict[str, bool] = {}
     for entry in fields(root):
         if str(entry.type) in ("Text", "Text | None"):
@@ -24,7 +24,7 @@ def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
 
 
 def text_faults(cfg: DictConfig) -> list[str]:
-    """Text keys with a value of another type: once yaml has parsed 007 or 1e3 as a number, the characters are lost."""
+    """Return a fault for each text key that holds no text: yaml reads 007 as a number, and characters are lost."""
     typed: Any = OmegaConf.get_type(cfg) in ROOTS.values()
     keys: Mapping[str, bool] = text_keys(OmegaConf.get_type(cfg) if typed else root_of(cfg))  # type: ignore[arg-type]
     faults = []

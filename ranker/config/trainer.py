@@ -67,7 +67,7 @@ def _hardware(trainer: Mapping[str, Any]) -> list[str]:
     if _is_int(nodes) and nodes > 1 and not any(name in os.environ for name in LAUNCHERS):
         faults.append(
             "num_nodes: expected torchrun, SLURM or MASTER_ADDR and NODE_RANK in the environment, "
-            f"by which {nodes} machines meet, got none; start it so, or set trainer.num_nodes=1"
+            f"through which {nodes} machines meet, got none; start it so, or set trainer.num_nodes=1"
         )
     if not _is_in(trainer.get("deterministic"), (None, True, False, "warn")):
         faults.append(f"deterministic: expected true, false, warn or null; got {shown(trainer.get('deterministic'))}")
@@ -97,7 +97,7 @@ def _are_devices(devices: Any) -> bool:
 
 
 def _unsupported(trainer: Mapping[str, Any]) -> list[str]:
-    """Arguments with which the results would not be what the run folder says."""
+    """Return one fault for each argument with which the results would differ from what the run folder says."""
     faults = [
         f"{key}: not supported, since an evaluation needs every query exactly once; leave it unset"
         for key in ("fast_dev_run", "barebones", "use_distributed_sampler")
@@ -149,7 +149,7 @@ def _validation(trainer: Mapping[str, Any]) -> list[str]:
 
 
 def _length(trainer: Mapping[str, Any]) -> list[str]:
-    """Check the end of a training: it comes after at least one step (0 differs from unset), and it comes."""
+    """Check that a training ends, and that at least one step comes before (0 is not the same as unset)."""
     faults = []
     for key in ("max_epochs", "max_steps"):
         if trainer.get(key) == 0:

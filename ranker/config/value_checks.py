@@ -65,7 +65,7 @@ def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
 
 
 def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Yield (dotted key, its names in `RANGES` and `WORDS`, plain value) of each leaf; a list is a leaf."""
+    """Yield each leaf: dotted key, the names of the key in `RANGES` and `WORDS`, plain value. A list is a leaf."""
     target = "" if OmegaConf.is_missing(node, "_target_") else str(node.get("_target_") or "").rpartition(".")[2]
     for key in map(str, node):
         name = f"{path}.{key}" if path else key

@@ -25,14 +25,15 @@ class ScorerInputs:
     Args:
         tokenizer: The encoder's fast tokenizer.
         reads: `pairs` (query and doc in one sequence), `texts` (queries and docs in sequences of their own) or `lists`
-            (the same, of which the scorer makes rows that hold several docs).
+            (like `texts`, but the scorer joins them to rows of several docs).
         max_positions: Longest sequence that the encoder accepts, in tokens.
-        layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
-        pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
+        layouts: Layouts of a query and of a doc in a sequence of its own; None: the tokenizer's layout of one text.
+        pair: Layout of a query and a doc in one sequence; None: the tokenizer's layout of two texts.
         by_query: Whether the candidates of a query are to be scored one after another, because they share a prefix.
         windows: How docs are cut into windows; None: a doc is one row.
         instructed: How a query's own instruction is put before it; None: queries have none.
-        whole_lists: Whether the score of a doc depends on the query's other docs, which are then never in two batches.
+        whole_lists: Whether the score of a doc depends on the query's other docs, so that all of them must be in one
+            batch.
         list_rows: The rows that the scorer makes of a list, if it reads `lists`.
     """
 
@@ -48,7 +49,7 @@ class ScorerInputs:
     list_rows: ListRows | None = None
 
     def affixes(self, text: int) -> Affixes:
-        """Return what is stored together with each query (`text` 0) or each doc (1)."""
+        """Return the prompt's text that is stored together with each query (`text` 0) or each doc (1)."""
         if self.reads == "pairs":
             return self.pair.affixes_of(text) if self.pair is not None else Affixes()
         return self.layouts[text].affixes_of(0) if self.layouts is not None else Affixes()
@@ -77,7 +78,7 @@ class ScorerInputs:
 
 
 def pair_layout(scorer: Any) -> Template:
-    """Return the layout of a query and a doc in one sequence: the scorer's own, else as its tokenizer lays them out."""
+    """Return the layout of a query and a doc in one sequence: the scorer's own layout, or else its tokenizer's."""
     own = getattr(scorer, "pair_layout", None)
     layout: Template = Template.of(scorer.encoder.tokenizer, 2) if own is None else own()
     return layout
@@ -88,9 +89,9 @@ class TextLimits:
     """Largest number of tokens per text.
 
     Args:
-        query: Of a query, without special tokens.
-        doc: Of a doc, without special tokens.
-        pair: Of a query-doc pair, special tokens included; None: the encoder's limit.
+        query: Limit of a query, without special tokens.
+        doc: Limit of a doc, without special tokens.
+        pair: Limit of a query-doc pair, special tokens included; None: the encoder's limit.
     """
 
     query: int = 64
@@ -209,7 +210,7 @@ class Collator:
         return np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
 
     def doc_sizes(self, doc_lengths: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
-        """Return the tokens of each doc's rows, int64 [docs]; of windows an upper bound, see `Windows.sizes`.
+        """Return the tokens of each doc's rows, int64 [docs]; with windows, this is an upper bound (`Windows.sizes`).
 
         Args:
             doc_lengths: Tokens kept of each doc, see `doc_lengths` [docs].

@@ -220,8 +220,8 @@ class Collection:
         relevance: Smallest grade that counts as relevant, for positives in training and for binary measures.
         drop_query_docs: Whether docs with the query's own id are left out of candidates and search results
             (`ranker.data.query_docs`).
-        rows: The same judgements and a teacher's scores as arrays, from which training groups are drawn; None: from
-            `qrels` and `candidates`. `queries` and `qrels` then read these arrays.
+        rows: The judgements and a teacher's scores as arrays, which `queries` and `qrels` read, and from which training
+            groups are drawn; None: groups are drawn from `qrels` and `candidates`.
         alike: Whether the docs of `rows` are drawn without regard to their grade; None: if they have scores only.
         instructions: query_id -> the query's own instruction, for prompts; None: queries have none.
     """
@@ -247,7 +247,7 @@ class Splits:
     val: Collection | None
     tests: dict[str, Collection]
     notice: str = ""  # licence text to print, if the owner of the data demands it
-    sets: dict[str, Splits] = field(default_factory=dict)  # of a mix: each set's own; `train` and `val` are then None
+    sets: dict[str, Splits] = field(default_factory=dict)  # each set of a mix; `train` and `val` are then None
     suite: dict[str, Collection] = field(default_factory=dict)  # validation sets in place of those of the source
 
     @property

@@ -35,7 +35,7 @@ class KnownPositives:
 
     @classmethod
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
-        """Collect them from the judgements (grade >= `collection.relevance`), or from the triples if nothing is judged.
+        """Collect relevant docs from the judgements (grade >= `collection.relevance`), or else from the triples.
 
         If there are both, triples are not collected: MS MARCO has 397 million. The more relevant doc of a triple is
         then a positive only in the steps that have this triple (see `contrast`).
@@ -75,11 +75,11 @@ def contrast(
 ) -> Contrast:
     """Decide which docs of a step each query of the step is ranked against.
 
-    A query has the positives of `positives`, and those that were drawn for any of its groups in this step. Docs are
-    compared by the tokens that the model sees. A group ranks all docs of the step except
+    The positives of a query are those in `positives`, and those that were drawn for any of its groups in this step.
+    Docs are compared by the tokens that the model sees. A group ranks all docs of the step except
 
-    - docs that equal a positive of its query, and docs that have the query's id or text; but positives that were drawn
-      for this group itself are ranked;
+    - docs that equal a positive of its query, and docs that have the query's id or text. Positives that were drawn for
+      this group are ranked all the same;
     - docs of other groups that equal a doc of this group: one doc would have two labels.
 
     Args:
@@ -112,7 +112,7 @@ def contrast(
 
 
 def own_docs(doc_rows: np.ndarray, labels: np.ndarray, least_label: float = 1.0) -> Contrast:
-    """Return the contrast of a step in which each group ranks its own docs alone.
+    """Return the contrast of a step in which each group ranks only its own docs.
 
     Args:
         doc_rows: Rows of the groups' docs [groups, docs], -1 where a group has no doc.

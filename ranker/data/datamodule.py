@@ -45,7 +45,7 @@ class RankData(pl.LightningDataModule):
         train_docs: Where the docs and labels of training groups come from; None: the collection.
 
     Attributes:
-        rounds: Negatives that replace those of the data during the training; None: none do.
+        rounds: Negatives that replace those of the data during the training; None: nothing replaces them.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class RankData(pl.LightningDataModule):
         if novelty is not None:
             if isinstance(sampler, RowGroups) and collection.rows is not None and collection.rows.scores is not None:
                 raise ConfigError(
-                    "batch.novelty: expected null with rows that have a teacher's scores, which may be below 0, the "
-                    f"label of a doc that repeats another; got {novelty}"
+                    "batch.novelty: expected null with rows that have a teacher's scores, which may be below 0; 0 is "
+                    f"the label of a doc that repeats another and has to be the lowest one; got {novelty}"
                 )
             sampler = NovelGroups(sampler, collator.docs, novelty, collator.prefix_tokens[1])
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
@@ -137,7 +137,7 @@ class RankData(pl.LightningDataModule):
         return TrainSteps(*arguments) if self.rounds is None else RefreshedSteps(*arguments, rounds=self.rounds)
 
     def _budget(self, largest: int, docs: int) -> int:
-        """Return the token budget of a micro-batch, which has room for the largest possible group of `docs` docs."""
+        """Return the token budget of a micro-batch, at least `largest`: the tokens of the largest group."""
         budget = self.batch_options.max_tokens
         if largest <= budget:
             return budget

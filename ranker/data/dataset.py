@@ -36,7 +36,7 @@ class TrainSteps(Dataset[TrainStep]):
         rank: Number of this device.
         world: Number of devices.
         positives: If given, the groups of a step use each other's docs as negatives.
-        whole_step: Whether steps have `contrast` without them, too: each group then ranks its own docs.
+        whole_step: Whether steps have `contrast` even without `positives`; each group then ranks its own docs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrainSteps(Dataset[TrainStep]):
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)
 
     def contrast(self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray) -> Contrast | None:
-        """Return which docs of a step each of its groups ranks; None for a training that scores groups apart.
+        """Return which docs of a step each of its groups ranks; None if the training scores each group by itself.
 
         Args:
             query_rows: Rows of the groups' queries [groups].
@@ -200,7 +200,8 @@ class ScoreBatches(Dataset[ScoreBatch]):
         max_tokens: Token budget of a batch.
         rank: Number of this device.
         world: Number of devices.
-        order: Seed of a random order of each query's candidates, for a model of lists; None: that of the candidates.
+        order: Seed of a random order of each query's candidates, for a model of lists; None: the order of the
+            candidates.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         self.batches = mine or batches[:1]
 
     def _pair_batches(self) -> list[np.ndarray]:
-        """Batches of pairs: by length, which keeps padding small for encoders that need it, or query by query."""
+        """Batches of pairs, sorted by length to keep padding small, or query by query."""
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = self.collator.doc_sizes(self.collator.doc_lengths(self.doc_rows, query_lengths), query_lengths)
         order = np.arange(len(sizes)) if self.collator.by_query else np.argsort(-sizes, kind="stable")
@@ -286,7 +287,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         return ScoreBatch(batch, torch.from_numpy(np.full_like(slots, -1) if self.stand_in else slots.copy()))
 
     def run(self, scores: np.ndarray) -> Run:
-        """Return the run of these scores of all candidates, float32 [candidates]."""
+        """Return the run with these scores, one for each candidate, float32 [candidates]."""
         ids, offsets = self.candidates.doc_ids, self.candidates.offsets
         return {
             query_id: dict(
@@ -300,7 +301,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
 def top_candidates(collection: Collection, depth: int | None) -> Candidates:
     """Return the candidates that are scored: the first `depth` of each judged query that has a text.
 
-    If no query is judged, those of every query.
+    If no query is judged, the candidates of every query are returned.
 
     Args:
         collection: A collection with candidates.

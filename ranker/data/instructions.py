@@ -24,7 +24,7 @@ class Instructed:
     between: str
 
     def extra_tokens(self, tokenizer: Any) -> int:
-        """Return how many tokens the stored text may have more than the query alone."""
+        """Return how many tokens the stored text may have in addition to those of the query."""
         # + 1: the tokenizer may split `between` into more tokens next to other texts
         return BUDGET + len(_ids(tokenizer, self.between)) + 1
 
@@ -41,7 +41,7 @@ class Instructed:
 
 
 def refuse_instructions(sets: Mapping[str, Collection]) -> None:
-    """Refuse sets whose queries have instructions of their own, where no prompt takes them.
+    """Refuse sets whose queries have instructions; the caller puts no instructions into prompts.
 
     Args:
         sets: The sets by name.
@@ -52,8 +52,8 @@ def refuse_instructions(sets: Mapping[str, Collection]) -> None:
     for name, collection in sets.items():
         if collection.instructions is not None:
             raise ConfigError(
-                f"{name}: expected queries without instructions of their own, which only train.py and evaluate.py put "
-                "into prompts, for sets of data= and not of a suite; leave instruction out of data.columns"
+                f"{name}: expected queries without instructions: only train.py and evaluate.py put instructions into "
+                "prompts, and only for sets of data=, not of suite=; leave instruction out of data.columns"
             )
 
 
@@ -68,7 +68,7 @@ def joined(instruction: str, query: str) -> str:
 
 
 class Half(Mapping[str, str]):
-    """Mapping query_id -> instruction, or query_id -> query, of texts that `joined` made.
+    """Mapping query_id -> instruction, or query_id -> query, read from texts that `joined` made.
 
     Args:
         texts: query_id -> text of `joined`.

@@ -38,7 +38,7 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 
 def join_groups(batches: Sequence[RankBatch], share: float) -> RankBatch:
-    """Return the groups of several batches of equally many cells per group, one batch after another.
+    """Return one batch with the groups of several batches, which have equally many cells per group.
 
     Args:
         batches: One or more batches of the same kind of scorer, labels [groups, docs] of one width.

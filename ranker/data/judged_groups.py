@@ -53,7 +53,7 @@ class JudgedGroups(PooledGroups):
     Raises:
         DataError: No query has a relevant doc. Without `random_negatives` there are two more cases: all queries with a
             relevant doc lack a negative; or one of them has none among its candidates, and neither `negatives` nor
-            `teacher` is given. If one of these is given, queries without negatives are left out.
+            `teacher` is given. With `negatives` or `teacher`, queries without negatives are left out instead.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rows that contain a query and several of its docs: their numbers of tokens, and how to build them.
+"""Rows that contain a query and several of its docs: how many tokens they have, and how to build them.
 
 A scorer with `reads = "lists"` gets queries and docs as separate texts without special tokens, and builds its rows on
 the device. This is necessary because at inference the docs of a row may depend on the scores of other rows.

@@ -30,7 +30,7 @@ class MemoryStore(TokenStore):
 
     @classmethod
     def joined(cls, stores: Sequence[TokenStore]) -> Self:
-        """Return a store with the rows of several stores of one tokenizer, one after another; its rows have no ids."""
+        """Return a store with the rows of several stores, which must have one tokenizer; the rows have no ids."""
         joined = cls.__new__(cls)
         joined.folder, joined.meta = Path("memory"), {}
         joined.tokens = np.concatenate([store.tokens for store in stores])

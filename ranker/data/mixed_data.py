@@ -1,4 +1,4 @@
-"""The data side of a training on several sets: one `RankData` per set, mixed in training, apart in evaluation."""
+"""The data of a training on several sets, one `RankData` per set: mixed in training, kept apart in evaluation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class MixedSet:
     """One set of a mix.
 
     Args:
-        data: Its data, with text limits of its own.
-        weight: Factor of its share; 0: it is not trained on.
+        data: The set's data, with the set's own text limits.
+        weight: Factor of the set's share; 0: the set is not trained on.
         cap: Largest number of groups that count for the shares and for the length of an epoch; None: all.
     """
 
@@ -39,7 +39,7 @@ class MixedSet:
 
 
 def merged(sets: Mapping[str, Splits]) -> Splits:
-    """Return the splits of a mix: no training and validation set of its own, and the test sets of all sets.
+    """Return the splits of a mix: the test sets of all its sets, and neither a training nor a validation set.
 
     A test set has the name of its set; if the set has several, the name is SET-TEST.
 
@@ -105,13 +105,13 @@ class MixedData(RankData):
         }
 
     def collator(self, collection: Collection) -> Collator:
-        """Return the collator of the set that a validation or test collection belongs to; a suite's is the first's."""
+        """Return the collator of the set that a collection belongs to; collections of a suite use the first set's."""
         owner = self._owners.get(id(collection), next(iter(self.sets.values())).data)
         return owner.collator(collection)
 
     @property
     def val_sets(self) -> dict[str, Collection]:
-        """The validation sets of the suite, or else of each set of the mix that has one, by name."""
+        """The validation sets by name: those of the suite, or else that of each set of the mix that has one."""
         if self.splits.suite:
             return self.splits.suite
         found = {name: part.data.splits.val for name, part in self.sets.items()}

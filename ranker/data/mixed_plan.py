@@ -1,4 +1,4 @@
-"""Which groups of which set an optimizer step of a mix has; a function of (seed, epoch, step) alone."""
+"""Which groups of which sets are in an optimizer step of a mix; a function of (seed, epoch, step) alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
 
     Args:
         set_index: The set.
-        draw: Number of the pass over the set; the docs of these groups are drawn with it in place of an epoch.
+        draw: Number of the pass over the set. It takes the place of the epoch when the docs of these groups are drawn.
         groups: Numbers of the groups within the set, int64 [groups].
     """
 
@@ -31,9 +31,9 @@ class Part:
 class MixedPlan:
     """The optimizer steps of an epoch over several sets.
 
-    Each set is a stream of its groups: one shuffled pass over all of them after another. An epoch takes the next
-    `counts[i]` groups of set i, and spreads them evenly over its steps. So an epoch may have a part of a large set, or
-    several passes over a small one, and a later epoch goes on where this one ended.
+    The groups of each set form a stream: shuffled passes over all groups, one after another. An epoch takes the next
+    `counts[i]` groups of set i, and spreads them evenly over its steps. So an epoch may contain a part of a large set,
+    or several passes over a small set. The next epoch continues where this one ended.
 
     Args:
         plans: Number of groups and seed of each set; the size of a step and its token budget are the same in all.
@@ -46,7 +46,7 @@ class MixedPlan:
         # a micro-batch may hold groups of any set, so the largest budget counts
         self.seed, self.micro_batches = plans[0].seed, max(plans, key=lambda plan: plan.max_tokens).micro_batches
         self.groups_per_step = plans[0].groups_per_step
-        # In batches of one set: the steps of each set in an epoch
+        # if each step has groups of one set only: number of steps of each set in an epoch
         self._set_steps = [-(-count // self.groups_per_step) for count in counts]
         self._orders: dict[int, dict[int, np.ndarray | HashedOrder]] = {}
 
@@ -54,7 +54,7 @@ class MixedPlan:
         return sum(self._set_steps) if self.one_set else -(-sum(self.counts) // self.groups_per_step)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Return the range of each set's groups of the epoch, (first, end), that step `index` takes."""
+        """Return the range (first, end) of each set's groups in the epoch that step `index` takes."""
         size = self.groups_per_step
         if self.one_set:
             before, after = spread(self._set_steps, index), spread(self._set_steps, index + 1)

@@ -1,4 +1,4 @@
-"""The training steps of a mix of several sets, each with its own stores, text limits and draw."""
+"""The training steps of a mix of several sets, each with its own stores, text limits and draws."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class MixedSteps(Dataset[TrainStep]):
 
         Args:
             drawn: All groups of the step.
-            chosen: Their numbers in the step, ascending [groups].
+            chosen: Indices of the chosen groups in the step, ascending [groups].
             num_groups: Number of groups of the step.
         """
         batches, start = [], 0
@@ -119,7 +119,7 @@ class MixedSteps(Dataset[TrainStep]):
         ]
 
     def identity(self) -> str:
-        """Return a hash of the sets' data and of how many groups each gives to an epoch."""
+        """Return a hash of the sets' data and of each set's number of groups in an epoch."""
         parts = [part.identity() for part in self._parts]
         return digest(repr((list(self.sets), parts, self.plan.counts, self.plan.one_set)).encode())
 

@@ -1,4 +1,4 @@
-"""Options of training data: sizes of batches, and where training groups take their docs and labels from."""
+"""Options of training data: sizes of batches, and the sources of the docs and labels of training groups."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class BatchOptions:
         depth: Negatives are drawn from this many top candidates.
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Worker processes that prefetch batches.
-        grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
-        novelty: Docs that repeat a better one of their group to this extent have label 0 (`NovelGroups`); None: none.
+        grows: Whether a training raises `max_tokens` to the tokens of the largest group if that group does not fit.
+        novelty: A doc that is at least this similar to a better doc of its group gets label 0 (`NovelGroups`); None:
+            labels stay.
     """
 
     queries: int = 32
@@ -44,7 +45,7 @@ class TrainDocs:
         teacher: Path of a teacher's run whose scores are the labels; None: the judgements.
         random_negatives: Fill groups that have too few negatives with random docs of the corpus.
         in_batch: Whether a step's groups use each other's docs as negatives (`TrainStep.contrast`).
-        whole_step: Whether steps have `contrast` without these negatives, too, for a loss over all texts of a step.
+        whole_step: Whether steps have `contrast` even without these negatives, for a loss over all texts of a step.
     """
 
     negatives: str | Path | None = None

@@ -18,8 +18,8 @@ CHECKED_GROUPS = 100_000
 def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
     """Return which pairs the exported tokenizer's strategy `longest_first` truncates differently, bool [pairs].
 
-    The collator shortens only the doc to fit the pair's limit, and each text has a limit of its own. A pair is
-    truncated in the same way if
+    The collator shortens only the doc to fit the pair's limit; besides, each text has its own limit. Those
+    programs truncate a pair in the same way if
 
     - the query has fewer than `max_query_tokens` tokens,
     - the pair fits whole, or the query takes at most half of the room for texts, and
@@ -56,7 +56,7 @@ def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) ->
 
 
 def warn_of_other_cuts(steps: TrainSteps | MixedSteps, where: str = "model/") -> None:
-    """Warn if pairs of the first epoch are truncated differently elsewhere, with their number.
+    """Warn if other programs truncate some pairs of the first epoch differently; the warning has their number.
 
     Args:
         steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked, of each set
@@ -76,8 +76,8 @@ def warn_of_other_cuts(steps: TrainSteps | MixedSteps, where: str = "model/") ->
     if cut.any():
         collator = steps.collator
         log.warning(
-            "%s: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, and get other "
-            "scores there, since it shortens the longer text of a pair first. A pair is cut alike if its query has "
+            "%s: %d of %d training pairs are truncated differently by sentence-transformers' CrossEncoder, and get "
+            "other scores there: it shortens the longer text first. Both truncate a pair alike if its query has "
             "fewer than max_query_tokens=%d tokens (and at most %d if the pair has more than max_pair_tokens=%d) and "
             "its doc has fewer than max_doc_tokens=%d",
             where,

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MODES = ("auto", True, False)
 CHECKED_QUERIES, CHECKED_DOCS = 2000, 5  # numbers of queries and of top docs per query that are compared by text
-ALIKE = 0.5  # a query and a doc with one id are the same text if the Jaccard similarity of their words is at least this
+ALIKE = 0.5  # a query and a doc with one id count as equal if the Jaccard similarity of their words is at least this
 
 # Collections of ir_datasets whose queries are docs. Published figures leave identical ids out (BEIR's
 # ignore_identical_ids).

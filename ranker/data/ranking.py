@@ -12,7 +12,7 @@ from ranker.errors import DataError
 if TYPE_CHECKING:
     from ranker.types import Run
 
-EQUAL = 1e-6  # scores whose difference is at most this share of them differ by rounding
+EQUAL = 1e-6  # scores count as equal if they differ by at most this share of their size
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -28,7 +28,7 @@ def rank_docs(docs: Mapping[str, float]) -> list[str]:
 
 
 def are_equal(run: Run) -> bool:
-    """Whether a run has several docs for some queries, and equal scores for all docs of each query, up to rounding.
+    """Whether all docs of each query have equal scores, up to rounding; False if no query has several docs.
 
     >>> are_equal({"q1": {"d1": 0.5, "d2": 0.5}, "q2": {"d3": 1.0}}), are_equal({"q1": {"d1": 0.5, "d2": 0.4}})
     (True, False)

@@ -1,4 +1,4 @@
-"""Training groups whose negatives are mined again during the training: the negatives on disk, and the training steps.
+"""Training steps whose negatives are mined again during the training, and the files of these negatives.
 
 The training is divided into rounds of `every` steps. Round 0 uses the negatives of the data; round r begins at step
 r * `every` and uses newly mined ones. The data of a step depend only on its number and on the files of its round.
@@ -107,7 +107,7 @@ class RefreshedSteps(TrainSteps):
                 "mining.every: expected null with triples, and with rows that have a teacher's scores or are drawn "
                 "alike, since other negatives have no label there; set data.negatives, or mining.every=null"
             )
-        self._identity = super().identity()  # of the data of round 0
+        self._identity = super().identity()  # identity of the data of round 0
         self._initial, self.sampler = self.sampler.negatives, copy.copy(self.sampler)
         self.rounds, self._round = rounds, 0
 

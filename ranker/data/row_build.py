@@ -34,8 +34,8 @@ class RowSources:
         sets: Name of each set -> its files.
         docs: Files of docs with ids, for rows of ids; None: rows have texts.
         queries: Files of queries with ids, likewise.
-        columns: Role -> column; None: by name.
-        workers: Processes that parse rows; None: by the number of cores, none for few rows.
+        columns: Role -> column; None: roles are recognised by the columns' names.
+        workers: Number of processes that parse rows; None: by the number of cores, and no process for few rows.
     """
 
     sets: dict[str, list[Path]]
@@ -52,9 +52,9 @@ class RowSources:
 def build_rows(sources: RowSources, folder: Path, relevant: Relevant) -> None:
     """Write the tables and arrays of all sets, and `meta.json`.
 
-    Texts go to the disk as they are read. In memory are 16 bytes for each different text, some million pairs at a time
-    while they are sorted, and a few chunks of rows, which several processes parse. The order of the rows, not the
-    processes, decides all numbers.
+    Texts go to the disk as they are read. The memory holds 16 bytes for each different text, a few million pairs while
+    they are sorted, and a few chunks of rows, which several processes parse. All numbers depend on the order of the
+    rows, not on the processes.
 
     Args:
         sources: The files.
@@ -113,8 +113,8 @@ def _build_set(
     )
     if counts["repeated"]:
         log.info(
-            "%s: %d pairs came again and keep their highest grade and score; %d of them had two grades, as docs have "
-            "that are relevant in one row and a negative in another",
+            "%s: %d pairs are repeated, and keep their highest grade and score; %d of them had two grades: the doc is "
+            "relevant in one row and a negative in another",
             name,
             counts["repeated"],
             counts["contradictory"],

@@ -66,7 +66,7 @@ def read_columns(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file as they stand there; `rows` parses them, perhaps in another process.
+    """Consecutive rows of a file, not parsed yet; `rows` parses them, perhaps in another process.
 
     Args:
         path: The file.
@@ -187,7 +187,7 @@ def _json_record(line: str, where: str) -> dict[str, Any]:
 
 
 def _table_records(path: Path) -> Iterator[tuple[int, str | dict[str, Any]]]:
-    """Yield (line, row) of a file with a header; fields of CSV may be quoted, those of TSV are taken as they are."""
+    """Yield (line, row) of a file with a header. Fields of CSV may be quoted; in TSV, quotes are part of the text."""
     lines = _tsv_fields(path) if ".tsv" in path.suffixes else _csv_fields(path)
     header: list[str] | None = None
     for number, fields in lines:

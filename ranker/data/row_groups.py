@@ -1,4 +1,4 @@
-"""Training groups of a set of rows, drawn from its arrays: nothing is held in memory per pair."""
+"""Training groups of a set of rows, drawn from memory-mapped arrays: memory does not grow with the pairs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 class RowGroups(PooledGroups):
     """One group per query of the rows.
 
-    Rows with grades, or with positives and negatives: `options.positives` relevant docs and the rest of the query's
-    other docs, of which the first `options.depth` (by score, where there are scores) are drawn from. Rows with scores
-    only, or `alike`: `options.num_docs` docs of the query, whatever their grade. Labels are the scores where the rows
-    have them, otherwise grades (0 for a negative grade).
+    Rows with grades, or with positives and negatives: a group has `options.positives` relevant docs. Its other docs are
+    drawn from the first `options.depth` of the query's other docs, by score if there are scores. Rows with scores only,
+    or `alike`: a group has `options.num_docs` docs of the query, whatever their grade. Labels are the scores if the
+    rows have scores, otherwise the grades (0 for a negative grade).
 
     Args:
         rows: The rows' pairs.
@@ -33,8 +33,8 @@ class RowGroups(PooledGroups):
         prompt_tokens: Tokens of a prompt before each query and before each doc of the stores.
 
     Raises:
-        ConfigError: Random negatives are wanted, for which the rows' teacher has no scores.
-        DataError: No query has a relevant doc and another one (or, drawn alike, any doc).
+        ConfigError: `options.random_negatives` is set, but the labels are a teacher's scores, which such docs lack.
+        DataError: No query has both a relevant and another doc (if docs are drawn alike: any doc).
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def _warn(num_queries: int, num_without_positives: int, num_kept: int) -> None:
             f"({num_without_positives} have no relevant doc); add rows, lower data.relevance, or set data.alike=true "
             "for a loss that judges each doc on its own"
         )
-    for number, lacking in ((num_without_positives, "relevant doc"), (without_others, "other doc than relevant ones")):
+    for number, lacking in ((num_without_positives, "relevant doc"), (without_others, "doc that is not relevant")):
         if number:
             log.warning(
                 "train: %d of %d queries have no %s and are left out; data.alike=true draws docs whatever their grade",

@@ -55,7 +55,7 @@ class PairWriter:
         self.num_pairs += len(pairs)
 
     def close(self, num_queries: int, relevant: Relevant) -> dict[str, int]:
-        """Write the grouped files; returns counts of pairs, and of those that came again and with another grade.
+        """Write the grouped files; return the number of pairs, of repeated pairs, and of pairs with two grades.
 
         A pair that comes again keeps its highest grade and its highest score, whatever the order of rows.
         """
@@ -113,7 +113,7 @@ def _merged(pairs: np.ndarray) -> tuple[np.ndarray, int, int]:
 
 
 def _ordered(pairs: np.ndarray, relevant: Relevant) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs, relevant docs of a query first, then by score; and which of them are relevant."""
+    """Return the pairs of each query, relevant docs first, each part by score; and which docs are relevant."""
     scores = np.nan_to_num(pairs["score"], nan=-np.inf)
     if len(pairs) and pairs["grade"][0] == NO_GRADE:  # scores only: relevance is derived from them
         starts = np.flatnonzero(np.diff(pairs["query"], prepend=-1))
@@ -130,7 +130,7 @@ def _ordered(pairs: np.ndarray, relevant: Relevant) -> tuple[np.ndarray, np.ndar
 
 
 class RowSet:
-    """The queries of one split with their docs, as arrays: what training groups are drawn from.
+    """The queries of one split with their docs, as arrays from which training groups are drawn.
 
     The docs of query i are `docs[starts[i]:starts[i] + sizes[i]]`, its `positives[i]` relevant ones first.
 

@@ -33,7 +33,7 @@ def find_files(names: str | list[str], key: str, split: str) -> list[Path]:
         names: One name or several. `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT` is a data set of the hub if it has no
             known ending and no such file exists; its files are downloaded by the package `datasets`.
         key: Config key, for messages.
-        split: Split to take where a folder or a data set of the hub has several.
+        split: Split to use if a folder or a data set of the hub has several splits.
 
     Raises:
         DataError: There is no such file, or it has no known ending, or a package is missing.

@@ -73,7 +73,7 @@ class Shape:
 
     Args:
         name: A key of `SHAPES`.
-        columns: Role -> columns, one except for `negative`.
+        columns: Role -> its columns; only `negative` may have several.
     """
 
     name: str
@@ -178,7 +178,7 @@ class _Row:
         return self._rows.where(self._row, self.columns[role][column])
 
     def text(self, role: str, filled: bool = False, column: int = 0) -> str:
-        """A text; `filled`: not only white space."""
+        """A text; `filled`: whether it must have more than white space."""
         return _text(self.value(role, column), lambda: self.where(role, column), filled)
 
     def query(self) -> str:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from ranker.errors import DataError
 from ranker.processes import available_cores
 
-ALONE = 32  # items that this process computes itself before it starts others, which takes a second
-MOST = 4  # one process writes what these parse; more of them would wait for it
+ALONE = 32  # items that this process computes itself before it starts other processes, since that takes a second
+MOST = 4  # one process writes what these processes parse; more of them would only wait for it
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,11 +28,11 @@ def in_order(compute: Callable[[Item], Result], items: Iterable[Item], workers: 
     Args:
         compute: A function that a new process can import.
         items: Read by this process only.
-        workers: Number of processes; 0 computes all here. None: one per core but one, at most `MOST`, after the first
-            `ALONE` items.
+        workers: Number of processes; 0: this process computes everything. None: one process less than there are cores,
+            at most `MOST`, which start after the first `ALONE` items.
 
     Raises:
-        DataError: A process has died; or `compute` raises one.
+        DataError: A process has died, or `compute` raises this error.
     """
     remaining = iter(items)
     if workers is None:

@@ -122,11 +122,11 @@ class PooledGroups(ABC):
         positives: Relevant docs of each group.
         negatives: Other docs of each group.
         corpus_size: Number of docs in the store.
-        query_doc_rows: Row of the doc whose id is the query's own, -1 if there is none, integers [groups]. Only random
-            negatives need it; None without them.
+        query_doc_rows: Row of the doc that has the query's id, -1 if there is none, integers [groups]. It may be None
+            without random negatives.
 
     Attributes:
-        negatives: See above; other ones may be set.
+        negatives: See above. Setting this attribute replaces them.
         takes_other_negatives: Whether docs that are not in `negatives` would have a label.
     """
 

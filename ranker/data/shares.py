@@ -1,4 +1,4 @@
-"""How many training groups each set of a mix gives: its share, its number in an epoch, and their even spread."""
+"""How many training groups come from each set of a mix: shares, whole numbers of groups, and their even spread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fractions import Fraction
 def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float | None) -> list[float]:
     """Return each set's share of the training groups: its weight times its size to the power 1 / temperature.
 
-    Temperature 1 is in proportion to the sizes, a higher one moves the shares towards equal ones (Arivazhagan et al.,
-    2019, arXiv:1907.05019, section 4; with sizes that have an upper bound: Raffel et al., 2020, arXiv:1910.10683,
-    section 3.5.2).
+    With temperature 1, shares are in proportion to the sizes; a higher temperature makes them more equal (Arivazhagan
+    et al., 2019, arXiv:1907.05019, section 4; with sizes that have an upper bound: Raffel et al., 2020,
+    arXiv:1910.10683, section 3.5.2).
 
     Args:
         sizes: Groups of each set, at least 1 where the weight is above 0.
@@ -35,7 +35,7 @@ def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float | 
 
 
 def whole_numbers(parts: Sequence[float], total: int) -> list[int]:
-    """Round shares of a total to whole numbers with this sum: largest remainders first, in a tie the first set.
+    """Round parts of a total to whole numbers with this sum: the largest remainders go up, in a tie the first ones.
 
     >>> whole_numbers([0.5, 0.3, 0.2], 9)
     [4, 3, 2]
@@ -49,10 +49,11 @@ def whole_numbers(parts: Sequence[float], total: int) -> list[int]:
 
 
 def spread(counts: Sequence[int], first: int) -> list[int]:
-    """Return how many of the first `first` places each set has when its places are spread evenly over all of them.
+    """Return how many of the first `first` places belong to each set if each set's places are spread evenly.
 
-    The k-th place of a set with n places (k from 0) lies at (2 k + 1) / 2 n of the way; places are sorted by that, in a
-    tie the first set comes first (the method of Webster and Sainte-Laguë). No number falls when `first` rises.
+    The k-th place of a set with n places (k from 0) lies at the share (2 k + 1) / (2 n) of the way. Places are sorted
+    by this share; in a tie, the first set comes first (the method of Webster and Sainte-Laguë). No number falls when
+    `first` rises.
 
     Args:
         counts: Places of each set.
@@ -69,7 +70,7 @@ def spread(counts: Sequence[int], first: int) -> list[int]:
     def place(i: int, k: int) -> Fraction:
         return Fraction(2 * k + 1, 2 * counts[i])
 
-    while sum(numbers) > first:  # the last of the places that are taken, in a tie of the last set
+    while sum(numbers) > first:  # the last place that is taken; in a tie, that of the last set
         numbers[max((place(i, number - 1), i) for i, number in enumerate(numbers) if number)[1]] -= 1
     while sum(numbers) < first:
         numbers[min((place(i, number), i) for i, number in enumerate(numbers) if number < counts[i])[1]] += 1

@@ -58,9 +58,9 @@ def fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarr
 class HashedOrder:
     """A shuffle of `range(size)` that is computed on access and needs no memory.
 
-    A Feistel cipher over the smallest sufficient power-of-4 domain, with cycle walking: it is reapplied until the value
-    falls below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, method 3). The round function
-    is `mix`.
+    A Feistel cipher permutes the smallest range that has a power of 4 as its size and contains all values. It is
+    applied again until the value is below `size` (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite
+    Domains", 2002, method 3). The round function is `mix`.
 
     >>> order = HashedOrder(1000, seed=0, epoch=0)
     >>> sorted(order[0:1000].tolist()) == list(range(1000)), order[10:12].tolist() == order[0:1000][10:12].tolist()

@@ -15,14 +15,14 @@ from ranker.types import TokenBatch
 
 
 class Part(NamedTuple):
-    """The tokens that rows take of one of their texts.
+    """The tokens that rows take from one of their texts.
 
     Attributes:
         store: The text's token store.
         rows: Row of each text in the store [rows].
-        lengths: Tokens to take of each text [rows], those of `heads` not counted; see `Template.kept`.
+        lengths: Number of tokens to take from each text [rows], without those of `heads`; see `Template.kept`.
         starts: Where these tokens begin in the text [rows]; None: at its first token.
-        heads: Number of the text's first tokens to put before them [rows]; None: none.
+        heads: Number of tokens at the start of the text that are put before these tokens [rows]; None: none.
     """
 
     store: TokenStore
@@ -40,8 +40,8 @@ class Affixes:
         prefix: The literal before the text.
         prefix_tokens: Number of tokens of `prefix` at the start of each stored text.
         suffix: The literal after the text.
-        suffix_tokens: Number of tokens of `suffix` by itself. They are also the first of the special tokens after the
-            text: a text that is cut is followed by them, and one that is whole by the tokens at its end in the store.
+        suffix_tokens: Number of tokens of `suffix` by itself. The special tokens after the text begin with them. A
+            truncated text is followed by them; a whole text ends with the suffix as it is in the store.
     """
 
     prefix: str = ""
@@ -54,7 +54,7 @@ class Affixes:
         return self.prefix + text + self.suffix
 
     def stored_tokens(self, max_tokens: int) -> int:
-        """Return the most tokens to store of a text; one more than fit shows that the text is cut before its suffix."""
+        """Return how many tokens of a text to store: one more than fit, which shows that its suffix is cut off."""
         return max_tokens + self.prefix_tokens + (self.suffix_tokens + 1 if self.suffix else 0)
 
 
@@ -70,12 +70,12 @@ class Template:
         fill_token: Token id of the filling.
         attend_fill: Whether tokens attend to the filling.
         max_tokens: Longest row; None: the encoder's limit.
-        prefix: Prompt that is tokenized together with each text, and stored with it. Used for tokenizers that give
-            other tokens if prompt and text are tokenized apart.
+        prefix: Prompt that is tokenized together with each text, and stored with it. Used for tokenizers whose tokens
+            differ if prompt and text are tokenized separately.
         prefix_tokens: Number of tokens of `prefix` at the start of each text in the store.
-        special_segments: Segment id of each special token. Empty: special tokens have the segment of the text before
-            them, those at the start the first text's.
-        affixes: Of each text of a pair with a prompt, the query's first.
+        special_segments: Segment id of each special token. Empty: a special token has the segment of the text before
+            it; at the start, that of the first text.
+        affixes: The affixes of each text of a pair with a prompt, those of the query first.
         doc_first: Whether the doc of a pair comes before the query.
     """
 
@@ -95,8 +95,8 @@ class Template:
     def of(cls, tokenizer: Any, texts: int) -> Template:
         """Derive the layout of 1 or 2 texts from what a fast tokenizer returns for them.
 
-        A tokenizer that returns no token types, as other programs call it, has segment 0 everywhere. One that puts no
-        special token around a text gets a row of one token for an empty text: its end-of-text token.
+        If the tokenizer returns no token types by default, all segments are 0. If it puts no special token around a
+        text, an empty text becomes a row of one token: the end-of-text token.
         """
         encoded = tokenizer(*(["a", "b"][:texts]))
         token_ids = encoded["input_ids"]
@@ -150,18 +150,18 @@ class Template:
         return self.affixes[text] if self.affixes else Affixes(self.prefix, self.prefix_tokens)
 
     def kept(self, text: int, stored: np.ndarray, longest: int) -> np.ndarray:
-        """Return the tokens of texts that rows keep, a prefix included and a suffix not, int64 [rows].
+        """Return how many tokens of each text a row keeps, with the prefix and without the suffix, int64 [rows].
 
         Args:
             text: See `affixes_of`.
             stored: Tokens of each text in the store [rows].
-            longest: Most tokens of a text.
+            longest: Largest number of tokens of a text.
         """
         return np.clip(stored.astype(np.int64) - self.affixes_of(text).suffix_tokens, 0, longest)
 
     @property
     def num_added(self) -> int:
-        """Number of tokens in a row that are not of its texts: special tokens and the prompt."""
+        """Number of tokens in a row that do not come from its texts: special tokens and the prompt."""
         return self.num_special + self.prefix_tokens
 
     def row_lengths(self, text_lengths: np.ndarray) -> np.ndarray:
@@ -176,7 +176,7 @@ class Template:
         """Copy stored tokens into one ragged batch.
 
         Args:
-            texts: What rows take of each of their texts, the query's first.
+            texts: What rows take from each of their texts, the query first.
         """
         parts = [Part(*text) for text in texts]
         rows, order = len(parts[0].rows), range(len(parts))

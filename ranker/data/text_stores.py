@@ -20,7 +20,7 @@ class TextStores:
 
     Args:
         inputs: What the scorer reads.
-        limits: Maximum text lengths in tokens; that of queries includes their instruction.
+        limits: Maximum text lengths in tokens; the limit of queries includes their instruction.
         longest_query: Maximum length of a query without its instruction, in tokens.
         cache_dir: Folder of the stores.
     """
@@ -69,8 +69,7 @@ class TextStores:
     ) -> TokenStore:
         """Open or build the store of some texts.
 
-        If there are affixes, each text is tokenized with them, and these texts are stored separately from those
-        without.
+        With affixes, each text is tokenized together with them. Such a store is separate from one without affixes.
         """
         if affixes.prefix:
             fingerprint = f"{fingerprint} after {affixes.prefix!r}"

@@ -1,4 +1,4 @@
-"""Texts in memory-mapped files, each text once: found by a hash of the text, or by ids that are given."""
+"""Texts in memory-mapped files, each text once. They are found by a hash of the text, or by given ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def key_of(words: list[str]) -> np.ndarray:
 
 
 class KeyNumbers:
-    """Numbers keys from 0 in the order in which they first come; 16 bytes of memory a key.
+    """Numbers keys from 0 in the order of their first appearance; each key takes 16 bytes of memory.
 
     Keys are in sorted runs. Two runs are merged when the older one is less than twice as long, so each key is merged a
     logarithmic number of times.
@@ -54,7 +54,7 @@ class KeyNumbers:
         """Number keys.
 
         Returns:
-            Number of each key, int64 [keys]; and the index of each key that is new, at its first place, int64 [new].
+            Number of each key, int64 [keys]; and the index at which each new key first appears, int64 [new].
         """
         numbers = self.find(keys)
         unknown = np.flatnonzero(numbers < 0)
@@ -64,7 +64,7 @@ class KeyNumbers:
         high, first, inverse = np.unique(fresh["high"], return_index=True, return_inverse=True)
         if np.any(fresh["low"][first][inverse] != fresh["low"]):
             raise DataError("rows: expected texts of different hashes, got two that share 64 bits; change one")
-        new_numbers = np.empty(len(first), dtype=np.int32)  # numbered by first place, not by key
+        new_numbers = np.empty(len(first), dtype=np.int32)  # in the order of first appearance, not of the keys
         new_numbers[np.argsort(first)] = self._count + np.arange(len(first), dtype=np.int32)
         numbers[unknown] = new_numbers[inverse]
         self._count += len(first)
@@ -107,7 +107,7 @@ class TextWriter:
         self._ends = {"texts": 0, "ids": 0}
 
     def add(self, texts: list[str], keys: np.ndarray | None = None) -> np.ndarray:
-        """Add texts, equal ones once; returns their numbers, int64 [texts].
+        """Add texts, and return their numbers, int64 [texts]; equal texts get one number.
 
         Args:
             texts: The texts.
@@ -121,7 +121,7 @@ class TextWriter:
         return numbers
 
     def add_given(self, ids: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Add texts under their ids; of equal ids the first one counts.
+        """Add texts under their ids; if an id is repeated, its first text counts.
 
         Returns:
             Numbers, int64 [texts]; and the indices of the ids that are new, int64 [new].
@@ -284,7 +284,7 @@ class TableQueries(Mapping[str, str]):
         return _Items(self)
 
     def index(self, number: int) -> int:
-        """Return the place of a number among these queries; -1 if it is not one of them."""
+        """Return the position of a number among these queries; -1 if it is not one of them."""
         if self._members is None or number < 0:
             return number
         place = int(np.searchsorted(self._members, number))

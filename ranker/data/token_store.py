@@ -238,7 +238,7 @@ def _build(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the build lock of `folder`; first remove what killed processes have left of this store and of others."""
+    """Hold the build lock of `folder`; first remove what killed processes have left of this and other stores."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{folder}.lock")
     try:

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # increase it when the file format changes: stores of other formats are not read or changed
+FORMAT = 1  # increase it when the file format changes; stores of another format are neither read nor changed
 MAX_ID_BYTES = 512  # every id takes the space of the longest one, so one very long id could fill the disk
 MAX_CHUNK_CHARS = 1_000_000  # limit of a chunk of long texts: a token takes about 100 bytes while it is processed
-MAX_THREADS = 32  # more are not faster because of the interpreter lock, and each thread holds a chunk in memory
-BLOCK = 1 << 20  # ids that are compared at a time, to bound memory
+MAX_THREADS = 32  # more threads are not faster, because of the interpreter lock, and each holds a chunk in memory
+BLOCK = 1 << 20  # ids are compared in blocks of this number, to bound memory
 LOG_SECONDS = 30
 MANY_UNKNOWN = 0.1  # share of unknown tokens above which a warning is logged
 MOST_UNKNOWN = 0.5  # share of unknown tokens above which the build fails
-FEW_TOKENS = 1000  # with fewer tokens the shares may be chance and are not checked
+FEW_TOKENS = 1000  # with fewer tokens, the shares may be due to chance, so they are not checked
 BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
 Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
 

@@ -1,4 +1,4 @@
-"""Which training groups a training set has: its triples, its rows, or draws from judgements and candidates."""
+"""Choose the training groups of a training set: its triples, its rows, or draws from judgements and candidates."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sampler_of(
         if collection.rows.scores is not None and train_docs.in_batch:
             raise ConfigError(
                 "model.in_batch_negatives: expected false with rows that have a teacher's scores, "
-                "which has none for other queries' docs"
+                "and none for other queries' docs"
             )
         return RowGroups(collection.rows, collator.queries, collator.docs, options, collection.alike, prompt_tokens)
     return JudgedGroups(

@@ -1,4 +1,4 @@
-"""Rows of windows: what each takes of its doc, whether it fits, and the ids that dropout depends on."""
+"""Rows of windows: what each takes from its doc, whether it fits, and the row ids, on which dropout depends."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ WINDOW_IDS = 2**24
 
 
 def check_room(inputs: ScorerInputs, limits: TextLimits) -> None:
-    """Check that a window fits into a row beside everything else that a row may hold.
+    """Check that a window fits into a row together with everything else that the row may hold.
 
     Raises:
-        ConfigError: It does not, or BM25 is to select windows for a model that reads docs without the query.
+        ConfigError: The window does not fit, or BM25 would select windows for a model that reads docs without the
+            query.
     """
     windows = inputs.windows
     if windows is None:
@@ -63,7 +64,7 @@ def window_parts(
 
     Args:
         windows: How docs are cut.
-        whole: What rows take of docs without windows, a prompt included [docs].
+        whole: What rows would take from docs without windows, a prompt included [docs].
         prefix_tokens: Tokens of a prompt before each doc of the store.
         title_lengths: Tokens of the title of each doc of the store; None: it is not repeated.
         pairs: The docs with their queries, where a query decides which windows are kept.
@@ -84,7 +85,7 @@ def with_windows(batch: TokenBatch, cut: Cut) -> TokenBatch:
 
 
 def with_row_ids(batch: TokenBatch, doc_ids: Tensor) -> TokenBatch:
-    """Return a batch with the ids of its rows: those of the docs [docs], from which ids of their windows follow."""
+    """Return a batch with row ids: `doc_ids` [docs], or ids of the windows that are derived from them."""
     if batch.windows is None:
         return replace(batch, row_ids=doc_ids)
     numbers = tensor_ranges(0, batch.windows, batch.num_rows)

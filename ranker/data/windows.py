@@ -1,4 +1,4 @@
-"""Windows over long docs: which tokens of a stored doc each row of a batch holds."""
+"""Windows over long docs: which tokens of a doc are in each row of a batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Windows:
     Args:
         length: Tokens of a window; special tokens, prompts and a repeated title are not counted.
         stride: Tokens from the start of a window to the start of the next one; None: `length`.
-        most: Most windows of a doc; None: all.
-        title: Every window but the first starts with the doc's title, cut to this many tokens; 0: none does.
+        most: Largest number of windows of a doc; None: no limit.
+        title: Every window except the first starts with the doc's title, cut to this many tokens; 0: no window does.
         select: Which windows of a doc are kept if there are more than `most`: `first`, or `bm25` (those with the
             highest BM25 of the query within the doc, in reading order, see `best_windows`).
 
@@ -63,7 +63,7 @@ class Windows:
 
     @property
     def reach(self) -> int | None:
-        """Tokens of a doc that its first `most` windows cover; None: all, or the query decides."""
+        """Number of tokens that a doc's first `most` windows cover; None: no limit, or the query selects windows."""
         if self.most is None or self.select != "first":
             return None
         return (self.most - 1) * self.step + self.length
@@ -80,7 +80,7 @@ class Windows:
         return 1 + np.maximum(-(-(lengths.astype(np.int64) - self.length) // self.step), 0)
 
     def sizes(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of windows that are kept of docs and the tokens in them, both int64 [docs].
+        """Return the number of windows kept of each doc, and the number of tokens in them, both int64 [docs].
 
         If BM25 selects windows, the tokens are an upper bound: only the last window of a doc may be shorter.
 
@@ -167,10 +167,9 @@ class Pairs:
 
 
 def best_windows(query: np.ndarray, doc: np.ndarray, starts: np.ndarray, lengths: np.ndarray, count: int) -> np.ndarray:
-    r"""Return the windows of a doc with the highest BM25, ascending int64 [count]; of equal ones the earlier.
+    r"""Return the windows of a doc with the highest BM25, ascending, int64 [count]; earlier ones in a tie.
 
-    Terms are token ids; the windows of the doc are the collection that document frequencies and the average length
-    are taken from:
+    Terms are token ids. Document frequencies and the average length are those of the windows of this doc:
 
     .. math:: \sum_{t \in q} \ln\left(1 + \frac{n - n_t + 0.5}{n_t + 0.5}\right)
         \frac{f_t}{f_t + k_1 (1 - b + b\,l / \bar l)}
@@ -183,7 +182,7 @@ def best_windows(query: np.ndarray, doc: np.ndarray, starts: np.ndarray, lengths
         count: Number of windows to return.
     """
     terms, weights = np.unique(query, return_counts=True)
-    # occurrences of each term before each position of the doc, so that a window's count is a difference
+    # how often each term occurs before each position of the doc; a window's count is the difference of two of these
     before = np.zeros((len(terms), len(doc) + 1), dtype=np.int64)
     np.cumsum(doc[None, :] == terms[:, None], axis=1, out=before[:, 1:])
     found = before[:, starts + lengths] - before[:, starts]

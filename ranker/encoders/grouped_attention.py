@@ -7,6 +7,7 @@ heads although `varlen_attn` of torch 2.11 does not pass them on.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from ranker.encoders.attention import triton_unavailable
+from ranker.encoders.ragged import RaggedLayout
 
 try:  # Triton comes with torch's CUDA builds
     from ranker.encoders.kernels import grouped_attention as kernels
@@ -28,23 +30,38 @@ class GroupedRows(NamedTuple):
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         blocks: See `RaggedLayout.blocks`.
         longest: Upper bound of the row lengths.
-        short: Whether rows are short enough for this package's kernel.
+        short: Whether this package's kernel runs here and takes rows of these lengths.
+        wide_heads: Whether it takes heads of 128 on this device.
     """
 
     cu_seqlens: Tensor
     blocks: Tensor
     longest: int
     short: bool
+    wide_heads: bool
+
+    def takes(self, head_size: int, causal: bool) -> bool:
+        """Return whether this package's kernel attends within these rows."""
+        return self.short and causal and (head_size == 64 or (head_size == 128 and self.wide_heads))
 
 
-def takes_short_rows(head_size: int, causal: bool) -> bool:
-    """Return whether this package's kernel computes such heads of short rows."""
-    return causal and head_size in (64, 128)
+def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
+    """Return the row boundaries of a batch on a CUDA device.
+
+    Args:
+        layout: The rows.
+        longest: Upper bound of their lengths.
+    """
+    ends = layout.batch.cu_seqlens
+    short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
+    wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
+    return GroupedRows(ends, layout.blocks if short else ends, longest, short, wide)
 
 
-def is_short(longest: int) -> bool:
-    """Return whether rows of up to so many tokens are for this package's kernel, and it runs here."""
-    return not triton_unavailable() and longest <= kernels.MAX_LENGTH
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may use."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 @custom_op("ranker::grouped_attention", mutates_args=())

@@ -24,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.dropout import HashedDropout, column_hashes, dropout_hashes
 from ranker.encoders.family import family_of
-from ranker.encoders.grouped_attention import GroupedRows, grouped_attention, takes_short_rows
+from ranker.encoders.grouped_attention import GroupedRows, grouped_attention
 from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_attention import attend_rows, precise, runs_by_row
@@ -246,7 +246,7 @@ def packed_attention(
     query, key, value = _states(query, key, value)
     mixed, _ = grouped_attention(
         query, key, value, rows.cu_seqlens, rows.cu_seqlens, rows.blocks, rows.longest,
-        rows.short and takes_short_rows(query.shape[-1], rule.causal), rule.causal,
+        rows.takes(query.shape[-1], rule.causal), rule.causal,
         -1 if rule.window is None else rule.window - 1, rule.scale,
     )  # fmt: skip
     return mixed.unsqueeze(0), None

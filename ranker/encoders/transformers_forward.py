@@ -18,7 +18,7 @@ from ranker.encoders import packing
 from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
-from ranker.encoders.grouped_attention import GroupedRows, is_short
+from ranker.encoders.grouped_attention import grouped_rows
 from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
 from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
 from ranker.encoders.passes import ForwardPass
@@ -189,7 +189,7 @@ class TransformersForward:
         forward = Pass(batch, layout, True, hashes, request.seed or 0, prefixes)
         forward.stacked = unpadded and has_adapter(model) and refresh_stacked(model, dtype)
         if unpadded and prefixes is None and batch.attended is None and batch.lists is None:
-            forward.rows = GroupedRows(batch.cu_seqlens, layout.blocks, forward.longest, is_short(forward.longest))
+            forward.rows = grouped_rows(layout, forward.longest)
         with (
             self.packing.running(forward),
             _embeddings_in_autocasts_precision(model),

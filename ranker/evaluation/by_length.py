@@ -1,4 +1,4 @@
-"""Measures by the length of relevant docs: how well short and long ones are found among the same other docs."""
+"""Measures by the length of relevant docs: how well short and long docs are found among the same other docs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lengths:
         return cls(tuple(bounds), words)
 
     def buckets(self) -> Iterator[tuple[int, int | None, set[str]]]:
-        """Yield each bucket: its least number of words, the first number above it (None: no end), its docs."""
+        """Yield each bucket: smallest number of words, that of the next bucket (None: there is none), docs."""
         ends: list[int | None] = [0, *self.bounds, None]
         for low, high in pairwise(ends):
             assert low is not None
@@ -61,16 +61,16 @@ def measures_by_length(
     and of the run, so they neither help nor harm; all docs that are not relevant stay.
 
     Args:
-        runs: query_id -> doc_id -> score, the first one's means are under `measures` and the second one's under
-            `baseline`.
+        runs: Each is query_id -> doc_id -> score. The means of the first are under `measures`, those of the second
+            under `baseline`.
         qrels: query_id -> doc_id -> relevance; grades above 0 are relevant.
         lengths: Lengths of the relevant docs.
         measures: ir-measures names.
         relevance: Smallest grade that binary measures count as relevant.
 
     Returns:
-        For each bucket with queries: `words` ([least, first number above or None]), `num_queries`, `num_docs` (relevant
-        ones) and the means.
+        For each bucket with queries: `words` (its smallest number, and that of the next bucket or None), `num_queries`,
+        `num_docs` (relevant ones) and the means.
     """
     rows = []
     for low, high, docs in lengths.buckets():

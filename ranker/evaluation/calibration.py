@@ -19,7 +19,7 @@ from ranker.types import Qrels, Run
 
 METHODS = ("temperature", "platt", "isotonic")
 BINS = 15
-SMALLEST = 1e-12  # smallest probability in a logarithm; smaller ones are replaced by it
+SMALLEST = 1e-12  # a logarithm takes no smaller probability; smaller ones are replaced by this one
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Calibration:
             knots, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
             means = np.bincount(inverse, relevant) / counts
             fitted = isotonic_regression(means, weights=counts).x
-            # of consecutive scores with the same probability, the first and the last are enough
+            # the first and the last of consecutive scores with equal probability are enough
             inner = np.r_[False, (fitted[1:-1] == fitted[:-2]) & (fitted[1:-1] == fitted[2:]), False][: len(fitted)]
             return cls(method, scores=tuple(knots[~inner]), probabilities=tuple(fitted[~inner]))
         spread = float(scores.std()) or 1.0

@@ -41,7 +41,7 @@ def compare_pairs(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]
 
 
 def overlap(one: Run, other: Run, depth: int) -> float:
-    """Return the mean over the queries of both runs of the share of common docs among the first `depth`.
+    """Return the share of common docs among the first `depth` of two runs, a mean over the queries that both have.
 
     The share is the number of common docs divided by the length of the longer list.
 

@@ -13,7 +13,7 @@ SHOWN = 30  # terms on the screen
 
 
 def explained_pair(value: str | None) -> tuple[str, str] | None:
-    """Return query id and doc id of the key `explain`; None without one.
+    """Return the query id and the doc id in the value of `explain`; None for null.
 
     Raises:
         ConfigError: The value is not two ids.

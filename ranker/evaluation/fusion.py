@@ -26,8 +26,8 @@ class Fusion:
 
     `rrf` sums `1 / (k + rank)` over the runs that have the doc (reciprocal rank fusion: Cormack, Clarke and Büttcher,
     SIGIR 2009). `weighted` sums the scaled scores (CombSUM: Fox and Shaw, TREC-2, 1994; scaling by the smallest and the
-    largest score of the query: Lee, SIGIR 1997); a run without the doc adds the lowest scaled score that it has for the
-    query. In both, each run has a weight.
+    largest score of the query: Lee, SIGIR 1997); a run without the doc adds its lowest scaled score for the query. Both
+    methods multiply what a run adds by the run's weight.
 
     Args:
         method: `rrf` or `weighted`.
@@ -41,7 +41,7 @@ class Fusion:
     scaling: str = "minmax"
 
     def contributions(self, docs: Mapping[str, float]) -> tuple[dict[str, float], float]:
-        """Return what a run adds to each of its docs of a query, and what it adds to docs that it lacks.
+        """Return what a run adds to the score of each of a query's docs that it has, and to the score of other docs.
 
         Args:
             docs: doc_id -> score of one query.
@@ -136,7 +136,7 @@ def tune(
 ) -> tuple[list[float], list[dict[str, object]]]:
     """Choose the weights with the best mean of a measure over the judged queries.
 
-    Of equally good weights, the ones closest to equal weights are chosen, then the first ones.
+    If several weights are equally good, those closest to equal weights are chosen, and of these the first ones.
 
     Args:
         runs: The runs of the dev queries.

@@ -48,9 +48,9 @@ def order_sensitivity(runs: Sequence[Run], qrels: Qrels, measures: Sequence[str]
         relevance: See `write_evaluation`.
 
     Returns:
-        A dict with `orders`: the number of orders; `kendall_tau`: tau-b is averaged over pairs of orders, and `mean` is
-        its mean over queries, `lowest` its value for the query with the lowest one, `queries` the number of queries
-        with a tau-b; `measures`: for each measure, its `values` in the orders.
+        A dict. `orders` is the number of orders. `kendall_tau` has tau-b, averaged over pairs of orders for each query:
+        its `mean` over queries, its `lowest` value, and the number of `queries` that have one. `measures` has the
+        `values` of each measure in the orders.
     """
     taus = []
     for query_id, docs in runs[0].items():

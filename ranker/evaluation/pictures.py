@@ -88,7 +88,7 @@ def read_curves(*folders: Path) -> Curves:
 
 
 def _read_metrics(path: Path) -> Curves:
-    """The curves of one `metrics.csv`; none if there is no such file, or, with a warning, if it is damaged."""
+    """The curves of one `metrics.csv`; none if the file is missing, or if it is damaged, which is logged."""
     if not path.is_file():
         return {}
     try:
@@ -110,7 +110,7 @@ def _curves_of(rows: Iterable[dict[str, Any]]) -> Curves:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the last `window` values at each value, or over fewer at the start.
+    """At each value, the mean over the last `window` values, or over fewer at the start.
 
     >>> running_mean([4.0, 2.0, 6.0, 1.0], window=2)
     [4.0, 3.0, 4.0, 3.5]
@@ -185,7 +185,7 @@ def draw_gains(query_gains: Sequence[tuple[str, float]], measure: str, title: st
     positions = np.arange(1, len(values) + 1)
     if len(values) <= 60:
         axes.bar(positions, values, color=np.where(values > 0, BLUE, ORANGE).tolist(), linewidth=0)
-    else:  # the same picture, with two polygons instead of one rectangle per query
+    else:  # two polygons, which look the same as one rectangle per query
         for colour, half in ((BLUE, np.maximum(values, 0)), (ORANGE, np.minimum(values, 0))):
             axes.fill_between(positions, half, step="mid", color=colour, linewidth=0)
     wins, losses = int((values > 0).sum()), int((values < 0).sum())

@@ -84,7 +84,7 @@ def write_evaluation(
         "warnings": list(evaluation.warnings),
     }
     if equal:
-        metrics["warnings"].append("all docs of each query have the same score, so their order is that of ids")
+        metrics["warnings"].append("all docs of each query have the same score, so docs are ordered by id")
     if baseline is not None and evaluation.num_queries:
         reference = evaluate(baseline, collection_qrels, measures, relevance)
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
@@ -140,7 +140,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation) -> dict[str, dict[str,
 
 
 def print_table(name: str, metrics: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the content of a `metrics.json`, warnings below.
+    """Print the content of a `metrics.json` as a table, with the warnings below it.
 
     Args:
         name: Set name for the title.

@@ -28,7 +28,7 @@ def only_run(key: str, path: Path) -> Path:
     """Return the run at a path that has one run.
 
     Raises:
-        ConfigError: The path has no run, or several.
+        ConfigError: The path has no run, or several runs.
     """
     found = runs_of(path)
     if len(found) != 1:

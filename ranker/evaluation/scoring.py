@@ -20,7 +20,7 @@ from ranker.errors import DataError, RankerError
 from ranker.types import RankBatch, Run
 
 Result = TypeVar("Result")
-WORTH_A_WORKER = 16  # batches that take as long as the start of a worker process
+WORTH_A_WORKER = 16  # a worker process takes as long to start as this number of batches takes to collate
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Devices:
         """Compute on the first process and return the result there, None elsewhere; a collective.
 
         Raises:
-            RankerError: `compute` raised it. All processes raise one; only the first process's has a text, so that the
-                text is printed once.
+            RankerError: `compute` raised it. All processes raise an error, but only that of the first process has a
+                text, so that the text is printed once.
         """
         result, error = None, None
         if self.is_first:

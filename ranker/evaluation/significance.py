@@ -15,8 +15,8 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
     """Two-sided p-value of Fisher's paired randomisation test.
 
     The p-value is the share of random sign patterns whose mean is at least as far from 0 as the observed one. With up
-    to 12 nonzero differences, all patterns are counted. With more, `num_samples` patterns are drawn and the observed
-    one counts as one of them: p = (b + 1) / (m + 1), which is never 0 (Smucker, Allan and Carterette, CIKM 2007).
+    to 12 nonzero differences, all patterns are counted. With more, `num_samples` patterns are drawn, and the observed
+    pattern is added to them: p = (b + 1) / (m + 1), which is never 0 (Smucker, Allan and Carterette, CIKM 2007).
 
     Args:
         differences: Run minus baseline, float64 [queries].

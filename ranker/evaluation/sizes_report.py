@@ -52,7 +52,7 @@ def lines_of(
 
 
 def draw(rows: Sequence[Mapping[str, Any]], measure: str, title: str) -> Figure:
-    """Draw effectiveness against the size of a doc's vector, one line per layer, and against time, one per size.
+    """Draw a measure against the size of a doc's vector (a line per layer) and against time (a line per size).
 
     Args:
         rows: As in `write_table`, of one set.

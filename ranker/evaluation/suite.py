@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranker.data.trec import read_qrels, read_run
-from ranker.evaluation.metrics import Evaluation, evaluate, names_with_relevance
+from ranker.evaluation.measure_names import names_with_relevance
+from ranker.evaluation.metrics import Evaluation, evaluate
 from ranker.evaluation.report import compare
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ _AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class SuiteSet:
-    """What one set's numbers are computed from.
+    """The data from which the numbers of one set are computed.
 
     Args:
         run: The re-ranked candidates: query_id -> doc_id -> score.
         qrels: query_id -> doc_id -> relevance.
         relevance: Smallest grade that binary measures count as relevant.
-        first_stage: The candidates in their first order; None if they had none.
+        first_stage: The candidates as the first stage ranked them; None if they were not ranked.
         baseline: A run of another system on the same queries; None: the first stage is the baseline.
     """
 
@@ -83,10 +84,10 @@ def summarise(sets: Mapping[str, SuiteSet], measures: Sequence[str]) -> dict[str
     Returns:
         `sets`: name -> `queries`, `relevance`, the means of `run`, `oracle`, `first_stage` and `baseline` (the last two
         where they exist), `worse` (share of the queries with a lower value than in the first stage), and `comparison`
-        (`ranker.evaluation.report.compare`) with `against`: `baseline`, or `first_stage` without one.
-        `macro`: for each of `run`, `oracle`, `first_stage` and `baseline` that every set has, the mean over sets of the
-        sets' means, and its `interval` (`bootstrap_interval`); for `delta`, the same of the differences to what the
-        sets are compared with. All are by measure; measures with a threshold have their names without it.
+        (`ranker.evaluation.report.compare`) with `against`: `baseline`, or `first_stage` without one. `macro`: for each
+        of `run`, `oracle`, `first_stage` and `baseline` that every set has, the mean over sets of the sets' means, and
+        its `interval` (`bootstrap_interval`); `delta` has the same for the differences between the run and what the
+        sets are compared with. All numbers are by measure; names of measures leave out the set's threshold.
     """
     names = list(names_with_relevance(measures, 1))
     entries: dict[str, dict[str, Any]] = {}

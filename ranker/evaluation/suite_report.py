@@ -57,7 +57,7 @@ def _mean(entry: Mapping[str, Any], kind: str, measure: str) -> str:
 
 
 def print_suite(content: Mapping[str, Any], measure: str, console: Console | None = None) -> None:
-    """Print the table of a suite, the sets that are left out and the warnings below.
+    """Print the table of a suite, and below it the sets that are left out and the warnings.
 
     Args:
         content: The content of `suite.json`.

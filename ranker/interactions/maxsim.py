@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim_pairs import Pairs
@@ -20,15 +22,31 @@ class TextVectors(Movable):
     Args:
         values: All vectors, float32 (float64 in double precision) [vectors, dim].
         counts: Number of vectors of each text, int64 [texts]; None: each text has one.
+        longest: An upper bound of the numbers of vectors of the texts, known without reading `counts` from a GPU; None:
+            unknown.
     """
 
     values: Tensor
     counts: Tensor | None = None
+    longest: int | None = None
 
     @property
     def num_texts(self) -> int:
         """Number of texts."""
         return self.values.shape[0] if self.counts is None else self.counts.shape[0]
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Index of each text's first vector, then the number of all vectors, int64 [texts + 1]."""
+        if self.counts is None:
+            return torch.arange(len(self.values) + 1, device=self.values.device)
+        return functional.pad(self.counts.cumsum(0), (1, 0))
+
+    def bound(self) -> int:
+        """Return `longest`; if it is unknown, first read the largest of `counts`, for which the host waits."""
+        if self.longest is None:
+            self.longest = 1 if self.counts is None else int(self.counts.max()) if len(self.counts) else 0
+        return self.longest
 
     def vector_indices(self, texts: Tensor) -> Tensor:
         """Return the indices in `values` of the vectors of chosen texts, in the order of `texts`.
@@ -47,7 +65,9 @@ class TextVectors(Movable):
     def take(self, texts: Tensor) -> TextVectors:
         """Return the vectors of chosen texts, int64 [texts], in that order."""
         return TextVectors(
-            self.values.index_select(0, self.vector_indices(texts)), None if self.counts is None else self.counts[texts]
+            self.values.index_select(0, self.vector_indices(texts)),
+            None if self.counts is None else self.counts[texts],
+            self.longest,
         )
 
     def padded(self) -> tuple[Tensor, Tensor]:
@@ -74,23 +94,24 @@ def _has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
     return (
         several
         and queries.values.is_cuda
-        and queries.values.dtype == docs.values.dtype != torch.float64
+        and torch.float64 not in (queries.values.dtype, docs.values.dtype)
         and find_spec("triton") is not None
     )
 
 
-def _by_kernel(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc_of: Tensor) -> Tensor:
-    """Compute MaxSim of pairs of a query and a doc, int64 [pairs] each, without similarities in memory."""
+def _by_kernel(queries: TextVectors, docs: TextVectors, chosen: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Compute MaxSim of pairs, for which see `Pairs`; no similarity is in memory, and the host does not wait."""
     from ranker.interactions.kernels.maxsim import maxsim  # needs Triton
 
-    assert queries.counts is not None and docs.counts is not None
-    return maxsim(queries.values, docs.values, Pairs.of(queries.counts, docs.counts, query_of, doc_of))
+    return maxsim(queries.values, docs.values, Pairs(queries, docs, chosen))
 
 
 def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor) -> Tensor:
     r"""Compute MaxSim of each doc with its query (Khattab and Zaharia, 2020).
 
     .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} q_i \cdot d_j
+
+    Products are in the type of the queries' vectors, sums in float32 (float64 in double precision).
 
     Args:
         queries: Vectors of the queries.
@@ -106,13 +127,13 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
     tensor([-0.6000,  0.5000])
     """
     if _has_kernel(queries, docs):
-        return _by_kernel(queries, docs, query_indices, torch.arange(docs.num_texts, device=query_indices.device))
+        return _by_kernel(queries, docs, (query_indices, torch.arange(docs.num_texts, device=query_indices.device)))
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):
         # [docs, query vectors, doc vectors]
-        similarities = query_grid.index_select(0, query_indices) @ doc_grid.transpose(1, 2)
-    best = similarities.masked_fill(~doc_mask.unsqueeze(1), -torch.inf).max(2).values
+        similarities = query_grid.index_select(0, query_indices) @ doc_grid.transpose(1, 2).to(query_grid.dtype)
+    best = full_precision(similarities.masked_fill(~doc_mask.unsqueeze(1), -torch.inf).max(2).values)
     return best.masked_fill(~query_mask.index_select(0, query_indices), 0.0).sum(1)
 
 
@@ -126,7 +147,7 @@ def maxsim_chosen(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc
         doc_of: The doc of each pair, int64 [pairs].
     """
     if _has_kernel(queries, docs):
-        return _by_kernel(queries, docs, query_of, doc_of)
+        return _by_kernel(queries, docs, (query_of, doc_of))
     return maxsim_pairs(queries, docs.take(doc_of), query_of)
 
 
@@ -136,16 +157,13 @@ def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
     Without the kernel, memory grows with query vectors times doc vectors, so call it with blocks of texts (`blocks`).
     """
     if _has_kernel(queries, docs):
-        device = queries.values.device
-        every = torch.arange(docs.num_texts, device=device).repeat(queries.num_texts)
-        owners = torch.arange(queries.num_texts, device=device).repeat_interleave(docs.num_texts)
-        return _by_kernel(queries, docs, owners, every).view(queries.num_texts, docs.num_texts)
+        return _by_kernel(queries, docs, None).view(queries.num_texts, docs.num_texts)
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):
-        similarities = query_grid.flatten(0, 1) @ doc_grid.flatten(0, 1).T
+        similarities = query_grid.flatten(0, 1) @ doc_grid.flatten(0, 1).T.to(query_grid.dtype)
     similarities = similarities.view(*query_mask.shape, *doc_mask.shape)  # [queries, query vectors, docs, doc vectors]
-    best = similarities.masked_fill(~doc_mask, -torch.inf).max(3).values
+    best = full_precision(similarities.masked_fill(~doc_mask, -torch.inf).max(3).values)
     return best.masked_fill(~query_mask.unsqueeze(2), 0.0).sum(1)
 
 
@@ -160,5 +178,4 @@ def blocks(texts: Tensor, vectors: TextVectors, max_vectors: int) -> list[Tensor
     Returns:
         The indices of each block's texts, int64 [texts of the block].
     """
-    widest = 1 if vectors.counts is None or not vectors.num_texts else int(vectors.counts.max())
-    return list(texts.split(max(1, max_vectors // max(1, widest))))
+    return list(texts.split(max(1, max_vectors // max(1, vectors.bound()))))

@@ -1,12 +1,15 @@
-"""Indices of the pairs of a query and a doc that MaxSim compares, as tensors on the device."""
+"""The pairs of a query and a doc that MaxSim compares."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+if TYPE_CHECKING:
+    from ranker.interactions.maxsim import TextVectors
 
 
 @dataclass
@@ -14,40 +17,40 @@ class Pairs:
     """Pairs of a query and a doc, whose texts have different numbers of vectors.
 
     Args:
-        query_starts: Index of each query's first vector, then the number of all query vectors, int64 [queries + 1].
-        doc_starts: Index of each doc's first vector, then the number of all doc vectors, int64 [docs + 1].
-        query_of: The query of each pair, int64 [pairs].
-        doc_of: The doc of each pair, int64 [pairs].
-        widest_query: Largest number of vectors of a query.
-        widest_doc: Largest number of vectors of a doc.
+        queries: Vectors of the queries.
+        docs: Vectors of the docs.
+        chosen: The query and the doc of each pair, int64 [pairs] each. None: every query with every doc, the first
+            query's docs first.
     """
 
-    query_starts: Tensor
-    doc_starts: Tensor
-    query_of: Tensor
-    doc_of: Tensor
-    widest_query: int
-    widest_doc: int
-
-    @classmethod
-    def of(cls, query_counts: Tensor, doc_counts: Tensor, query_of: Tensor, doc_of: Tensor) -> Pairs:
-        """Return the pairs of texts with these numbers of vectors, int64 [texts]."""
-        query_starts, doc_starts = (functional.pad(counts.cumsum(0), (1, 0)) for counts in (query_counts, doc_counts))
-        widest_query, widest_doc = (int(counts.max()) if len(counts) else 0 for counts in (query_counts, doc_counts))
-        return cls(query_starts, doc_starts, query_of.contiguous(), doc_of.contiguous(), widest_query, widest_doc)
+    queries: TextVectors
+    docs: TextVectors
+    chosen: tuple[Tensor, Tensor] | None = None
 
     @property
     def count(self) -> int:
         """Number of pairs."""
-        return len(self.query_of)
+        return self.queries.num_texts * self.docs.num_texts if self.chosen is None else len(self.chosen[0])
+
+    def indices(self) -> tuple[Tensor, Tensor]:
+        """Return `chosen`; without it, any tensors: the kernel computes the numbers of query and doc."""
+        if self.chosen is None:
+            return self.queries.starts, self.docs.starts
+        return self.chosen[0].contiguous(), self.chosen[1].contiguous()
 
     def by_query(self) -> tuple[Tensor, Tensor]:
-        """Return the pairs sorted by query, int64 [pairs], and the start of each query's pairs, int64 [queries + 1]."""
-        return _grouped(self.query_of, len(self.query_starts) - 1)
+        """Return the pairs sorted by query, int64 [pairs], and the start of each query's pairs, int64 [queries + 1].
+
+        Of `chosen` None, any tensors.
+        """
+        return self.indices() if self.chosen is None else _grouped(self.chosen[0], self.queries.num_texts)
 
     def by_doc(self) -> tuple[Tensor, Tensor]:
-        """Return the pairs sorted by doc, int64 [pairs], and the start of each doc's pairs, int64 [docs + 1]."""
-        return _grouped(self.doc_of, len(self.doc_starts) - 1)
+        """Return the pairs sorted by doc, int64 [pairs], and the start of each doc's pairs, int64 [docs + 1].
+
+        Of `chosen` None, any tensors.
+        """
+        return self.indices() if self.chosen is None else _grouped(self.chosen[1], self.docs.num_texts)
 
 
 def _grouped(owners: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -177,12 +177,12 @@ class ColBERT(nn.Module):
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:
         """Return one vector per token, expansion included, float32 [tokens, dim]."""
-        return TextVectors(self._encode(batch), batch.cu_seqlens.diff().long())
+        return TextVectors(self._encode(batch), batch.cu_seqlens.diff().long(), batch.max_length)
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
         """Return one vector per token, float32; special tokens have one, words of the skiplist have none."""
         vectors = self._encode(batch)
-        return TextVectors(vectors[self._has_vector(batch)], self.doc_vector_counts(batch))
+        return TextVectors(vectors[self._has_vector(batch)], self.doc_vector_counts(batch), batch.max_length)
 
     def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
         """Return the number of vectors of each doc, int64 [docs], without encoding it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,6 +56,15 @@ class Fitted:
     epochs: Tensor
 
 
+@contextmanager
+def _without_layout_warning() -> Iterator[None]:
+    """Silence autograd, which prefers contiguous leaves; the leaves of a stack are slices of one matrix."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
+        yield
+
+
+@_without_layout_warning()
 def fit(
     probe: EdgeProbe,
     inputs: Inputs,
@@ -75,21 +85,6 @@ def fit(
         options: How the probes are trained.
         portion: Number of the portion; seed, portion and epoch decide the batch order.
     """
-    with warnings.catch_warnings():
-        # autograd prefers contiguous leaves, but these are slices of one matrix
-        warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
-        return _fit(probe, inputs, stack, train, val, options, portion)
-
-
-def _fit(
-    probe: EdgeProbe,
-    inputs: Inputs,
-    stack: Stack,
-    train: np.ndarray,
-    val: np.ndarray,
-    options: TrainingOptions,
-    portion: int,
-) -> Fitted:
     layers, seeds, num_sets = stack.shape
     device, reader = inputs.device, partial(read_spans, inputs, stack.layers)
     initial = torch.stack([probe.initial(seed) for seed in stack.seeds]).to(device)

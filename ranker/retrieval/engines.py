@@ -50,27 +50,32 @@ def vector_engines(
         ConfigError: The index is not for vectors of this scorer.
     """
     index_type = index_of(scorer, index_type)
-    if scorer.vectors == "terms":
-        return _sparse_engines(scorer, data, sets, folders, index_type, device)
-    opened: dict[str, tuple[VectorStore, Any]] = {}
+    sparse = scorer.vectors == "terms"
+    opened: dict[str, tuple[Any, Any]] = {}
     engines: dict[str, Engine] = {}
     for name, collection in sets.items():
         fingerprint = collection.docs.fingerprint
         if fingerprint not in opened:
-            store = VectorStore(folders[fingerprint])
+            folder = folders[fingerprint]
+            store: Any = ImpactStore(folder) if sparse else VectorStore(folder)
             started = time.perf_counter()
             opened[fingerprint] = store, open_index(store, index_type)
             log.info(
-                "index over %d vectors of %d docs ready in %.1f s",
-                store.num_vectors,
+                "index over %d %s of %d docs ready in %.1f s",
+                store.matrix.nnz if sparse else store.num_vectors,
+                "weights" if sparse else "vectors",
                 store.num_docs,
                 time.perf_counter() - started,
             )
-        engines[name] = VectorEngine(scorer, data.collator(collection), *opened[fingerprint], device, late)
+        collator = data.collator(collection)
+        if sparse:
+            engines[name] = SparseEngine(scorer, collator, *opened[fingerprint], device)
+        else:
+            engines[name] = VectorEngine(scorer, collator, *opened[fingerprint], device, late)
     return engines
 
 
-def open_index(store: VectorStore, index_type: Any) -> Any:
+def open_index(store: Any, index_type: Any) -> Any:
     """Open the index of this type over vectors, or build it.
 
     Args:
@@ -126,33 +131,6 @@ def check_late(index_type: Any, several: bool, late: LateOptions) -> None:
                 f"late.{key}: expected the default, {default}, with index={name}, {reason}, got {getattr(late, key)}; "
                 "late.* is for token vectors (colbert) with index=flat, hnsw, ivf_flat or ivf_pq"
             )
-
-
-def _sparse_engines(
-    scorer: BiEncoder,
-    data: RankData,
-    sets: Mapping[str, Collection],
-    folders: Mapping[str, Path],
-    index_type: Any,
-    device: Device,
-) -> dict[str, Engine]:
-    """Open a search engine by term weights for each set; for the arguments see `vector_engines`."""
-    opened: dict[str, tuple[ImpactStore, Any]] = {}
-    engines: dict[str, Engine] = {}
-    for name, collection in sets.items():
-        fingerprint = collection.docs.fingerprint
-        if fingerprint not in opened:
-            store = ImpactStore(folders[fingerprint])
-            started = time.perf_counter()
-            opened[fingerprint] = store, index_type.over(store)
-            log.info(
-                "index over %d weights of %d docs ready in %.1f s",
-                store.matrix.nnz,
-                store.num_docs,
-                time.perf_counter() - started,
-            )
-        engines[name] = SparseEngine(scorer, data.collator(collection), *opened[fingerprint], device)
-    return engines
 
 
 def bm25_engines(sets: Mapping[str, Collection], make: Callable[..., BM25]) -> dict[str, BM25Engine]:

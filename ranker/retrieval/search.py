@@ -125,6 +125,8 @@ class VectorEngine:
         self.num_bytes, self.vector_bytes = index.num_bytes, store.num_bytes
         self._rows_by_id = np.argsort(store.doc_ids, kind="stable")
         self._sorted_ids = store.doc_ids[self._rows_by_id]
+        self._id_places = np.empty(len(self._rows_by_id), dtype=np.int64)  # place of each row's id among the sorted ids
+        self._id_places[self._rows_by_id] = np.arange(len(self._rows_by_id))
         with torch.inference_mode():
             self._divisor = float(scorer.divisor())
 
@@ -187,21 +189,31 @@ class VectorEngine:
             with self.stages("candidates"):
                 scores, indices = self.index.search(queries[pending], count)
             with self.stages("exact"):
-                exact = self._exact_singles(queries[pending], indices)
-                tied = []
-                for place, query in enumerate(pending.tolist()):
-                    # each doc has one vector, so the index of a vector is the row of its doc
-                    real = indices[place] >= 0
-                    rankings[query] = self._best(indices[place][real], exact[place][real], depth)
-                    # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch
-                    # more if a doc that was not fetched may have it
-                    more = self.index.index_type.exact and depth < real.sum() < self.index.num_vectors
-                    if more:
-                        least = float(rankings[query][1][-1]) * self._divisor
-                        if scores[place, -1] + self.index.margin(queries[query]) >= least:
-                            tied.append(query)
-            pending, count = np.array(tied, dtype=np.int64), count * 8
+                found = self._ranked_singles(queries[pending], indices, depth)
+                for query, ranked in zip(pending.tolist(), found, strict=True):
+                    rankings[query] = ranked
+                # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch more
+                # if a doc that was not fetched may have it
+                num_real = (indices >= 0).sum(1)
+                more = (depth < num_real) & (num_real < self.index.num_vectors) & self.index.index_type.exact
+                least = np.array([float(own[-1]) if len(own) else 0.0 for _, own in found]) * self._divisor
+                tied = more & (scores[:, -1] + self.index.margin(queries[pending]) >= least) if more.any() else more
+            pending, count = pending[tied], count * 8
         return rankings
+
+    def _ranked_singles(self, queries: np.ndarray, indices: np.ndarray, depth: int) -> list[Ranked]:
+        """Rank fetched docs that have one vector each by their exact scores.
+
+        Args:
+            queries: [queries, dim].
+            indices: Rows of docs, -1 where fewer were fetched, int64 [queries, docs].
+            depth: Number of docs per query.
+        """
+        if hasattr(self.index, "ranked"):
+            return self.index.ranked(queries, indices, self._divisor, self._id_places, depth)  # type: ignore[no-any-return]
+        exact = self._exact_singles(queries, indices)
+        # each doc has one vector, so the index of a vector is the row of its doc
+        return [self._best(rows[rows >= 0], own[rows >= 0], depth) for rows, own in zip(indices, exact, strict=True)]
 
     def _exact_singles(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Return scores of docs that have one vector each, float32 [queries, docs]; of row -1 any number.
@@ -210,9 +222,6 @@ class VectorEngine:
             queries: [queries, dim].
             indices: Rows of docs, int64 [queries, docs].
         """
-        if hasattr(self.index, "exact"):
-            # rounded from float64, as below
-            return (self.index.exact(queries, indices) / self._divisor).astype(np.float32)
         return np.stack([
             self._exact(TextVectors(torch.from_numpy(query[None])), rows)
             for query, rows in zip(queries, np.maximum(indices, 0), strict=True)

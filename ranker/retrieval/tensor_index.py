@@ -18,7 +18,7 @@ from ranker.retrieval.index import refuse_not_finite
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
-GROUP = 8  # size of the groups of neighbouring vectors in `_promising`
+GROUP = 16  # size of the groups of neighbouring vectors in `_promising`
 PRODUCTS = 2**29  # largest number of inner products in memory at a time
 EXACT_NUMBERS = 2**25  # largest number of vector elements in memory at a time in `exact`
 SHARE_OF_MEMORY = 0.7  # share of a GPU's free memory that vectors may take
@@ -102,14 +102,16 @@ class TensorIndex:
             refuse_not_finite(self._store, chunk, part.first + done)
             self._longest = max(self._longest, float(np.sqrt(np.einsum("vd,vd->v", chunk, chunk).max(initial=0.0))))
             some = slice(done, done + len(chunk))
-            for target in (part.values, part.exact):
-                if target is not None:
-                    target[some] = torch.from_numpy(chunk).to(part.device)
+            targets = [target for target in (part.values, part.exact) if target is not None]
+            values = torch.from_numpy(chunk).to(part.device) if targets else None
+            for target in targets:
+                target[some] = values
             done += len(chunk)
 
-    def margin(self, query: np.ndarray) -> float:
-        """Return the largest error of the inner products of `search` for a query, float32 [dim]."""
-        return ERRORS[self._dtype] * max(1.0, float(np.linalg.norm(query)) * self._longest)
+    def margin(self, queries: np.ndarray) -> np.ndarray:
+        """Return the largest error of the inner products of `search` for queries, float32 [..., dim]: [...]."""
+        lengths = np.linalg.norm(queries, axis=-1).astype(np.float64)
+        return np.asarray(ERRORS[self._dtype] * np.maximum(1.0, lengths * self._longest))
 
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the best vectors of each query, best first.
@@ -154,6 +156,25 @@ class TensorIndex:
         for chunk in self._store.between(part.first, part.first + part.count, size):
             yield torch.from_numpy(chunk).to(part.device, self._dtype)
 
+    def ranked(
+        self, queries: np.ndarray, indices: np.ndarray, divisor: float, ids: np.ndarray, depth: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the best of the found vectors of each query and their scores, by score, then by id, both descending.
+
+        Args:
+            queries: float32 [queries, dim].
+            indices: Vectors to compare with each query, int64 [queries, vectors].
+            divisor: A score is an inner product in double precision divided by it, rounded to float32.
+            ids: Place of each vector's id in the order of ids, int64 [vectors of the index].
+            depth: Number of vectors per query.
+        """
+        home = self._parts[0].device
+        scores = (self._products(queries, indices) / divisor).float()
+        by_id = torch.from_numpy(ids[indices]).to(home).argsort(dim=1, descending=True, stable=True)
+        best, order = scores.gather(1, by_id).sort(dim=1, descending=True, stable=True)
+        rows = torch.from_numpy(indices).to(home).gather(1, by_id).gather(1, order[:, :depth])
+        return list(zip(rows.cpu().numpy(), best[:, :depth].cpu().numpy(), strict=True))
+
     def exact(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Return inner products in double precision, float64 [queries, vectors].
 
@@ -161,21 +182,29 @@ class TensorIndex:
             queries: float32 [queries, dim].
             indices: Vectors to compare with each query, int64 [queries, vectors].
         """
-        out = np.empty(indices.shape)
+        return self._products(queries, indices).cpu().numpy()
+
+    def _products(self, queries: np.ndarray, indices: np.ndarray) -> Tensor:
+        """Do what `exact` does, on the first device. Equal vectors get equal products: all rows have the same sum."""
+        home = self._parts[0].device
+        out = torch.empty(indices.shape, dtype=torch.float64, device=home)
         step = max(1, EXACT_NUMBERS // max(1, indices.shape[1] * queries.shape[1]))
         for start in range(0, len(queries), step):
             some, rows = torch.from_numpy(queries[start : start + step]), indices[start : start + step]
             for part in self._parts:
+                on_device = some.to(part.device).double()
                 own = (rows >= part.first) & (rows < part.first + part.count)
+                if part.exact is not None and own.all():
+                    values = part.exact[torch.from_numpy(rows - part.first).to(part.device)]
+                    out[start : start + step] = (values.double() * on_device.unsqueeze(1)).sum(2).to(home)
+                    break
                 owners, places = (torch.from_numpy(axis) for axis in own.nonzero())
                 if part.exact is None:
-                    vectors = self._store.vectors_at(rows[own])
-                    values = torch.from_numpy(vectors).to(part.device)
+                    values = torch.from_numpy(self._store.vectors_at(rows[own])).to(part.device)
                 else:
                     values = part.exact[torch.from_numpy(rows[own] - part.first).to(part.device)]
-                # the order of a row's sum does not depend on other rows, so that equal vectors get equal products
-                products = (values.double() * some.to(part.device).double()[owners.to(part.device)]).sum(1)
-                out[start + owners.numpy(), places.numpy()] = products.cpu().numpy()
+                products = (values.double() * on_device[owners.to(part.device)]).sum(1)
+                out[start + owners.to(home), places.to(home)] = products.to(home)
         return out
 
 

@@ -49,10 +49,10 @@ class WholeFiles(CheckpointIO):
         except DataError as error:
             reason = getattr(error.__cause__, "strerror", None)
             if (path.parent / LAST).is_file():
-                fix = "the one before is kept; make room, then go on with python train.py "
+                fix = "the previous checkpoint is kept; make room, then go on with python train.py "
                 fix += f"checkpoint={path.parent.parent} resume=true"
             else:
-                fix = "there is none before it; make room, then start again"
+                fix = "there is no earlier checkpoint; make room, then start again"
             raise CheckpointError(f"{path}: expected to write a checkpoint, got {reason!r}; {fix}") from error
 
     def load_checkpoint(
@@ -133,7 +133,8 @@ def _link(source: Path, target: Path) -> None:
 def fault(path: Path) -> str | None:
     """The fault of a checkpoint; None if it is complete.
 
-    A checkpoint is a zip archive, whose checksums torch does not verify. Parts of a checkpoint must be all there.
+    A checkpoint is a zip archive, whose checksums torch does not verify. If a checkpoint has parts, all of them must
+    exist.
     """
     others = other_parts(path)
     damage = next((found for part in (path, *others) if (found := zip_fault(part)) is not None), None)
@@ -142,7 +143,7 @@ def fault(path: Path) -> str | None:
     try:
         first = _load(path, "cpu", mmap=True)
         return fault_of_parts(first, [_load(part, "cpu", mmap=True) for part in others]) if SHARDS in first else None
-    except CheckpointError:  # reading it reports that it is no checkpoint
+    except CheckpointError:  # the caller reads it next and reports that it is no checkpoint
         return None
 
 

@@ -58,7 +58,7 @@ class SaveBest(ModelCheckpoint):
         earlier = next((path for path in paths if faults[path] is None), None)
         if earlier is None:
             rank_zero_only(log.warning)(
-                "%s: expected the best checkpoint so far, got %s; the best of the following ones is kept",
+                "%s: expected the best checkpoint so far, got %s; from now on, the best of the new ones is kept",
                 paths[0],
                 faults[paths[0]],
             )
@@ -94,7 +94,7 @@ class SaveLast(Checkpoint):
         self.path, self.every_steps, self.resumed, self.command = path, every_steps, resumed, command
         self._saved = -1
         self._row: dict[str, float] = {}  # values of the last step that the loggers do not have yet
-        self._is_extra_validation = False  # whether the next validation is an unscheduled one at the training's end
+        self._is_extra_validation = False  # whether the next validation is the unscheduled one at the end
 
     def _save(self, trainer: pl.Trainer) -> None:
         if trainer.global_step != self._saved and not trainer.sanity_checking:
@@ -145,7 +145,7 @@ class SaveLast(Checkpoint):
             trainer.should_stop = True  # makes Lightning validate after this step
         # `should_stop` alone does not end a training before `min_steps` or `min_epochs`
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early
-        if ends and trainer.check_val_every_n_epoch is not None:  # for example at `max_time`: validate in this epoch
+        if ends and trainer.check_val_every_n_epoch is not None:  # for example at `max_time`: validate now
             trainer.check_val_every_n_epoch = 1
         self._is_extra_validation = ends and not due
         if due or (ends and _validates_in_this_epoch(trainer)):
@@ -166,7 +166,8 @@ class SaveLast(Checkpoint):
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the values that are not logged yet.
 
-        In an unscheduled validation, also count the step before it, which Lightning counts only afterwards.
+        During an unscheduled validation, also count the step before it: Lightning counts that step only after the
+        validation.
         """
         checkpoint["unlogged"] = self._row
         if self._is_extra_validation and trainer.validating:
@@ -207,8 +208,8 @@ class SaveLast(Checkpoint):
 
     def _preempted(self, trainer: pl.Trainer) -> Preempted:
         log.info("stopped by SIGTERM after step %d", trainer.global_step)
-        # A child of Lightning's launcher ends with code 0, since the launcher would kill the parent after another code,
-        # and without a message, since the parent prints it.
+        # A child of Lightning's launcher ends with code 0: after any other code, the launcher would kill the parent. It
+        # prints no message, since the parent prints one.
         environment = getattr(trainer.strategy, "cluster_environment", None)
         is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
         text = (

@@ -95,7 +95,7 @@ class ContrastiveModule(RerankModule):
         direct = sum(((p * g * world).sum() for p, g in parameters), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self.zero_loss() + direct)
-        # first the micro-batch whose graph is in memory: there is never a second graph
+        # start with the micro-batch whose graph is in memory, so that there is never a second graph
         order = [len(step.micro_batches) - 1, *range(len(step.micro_batches) - 1)] if step.micro_batches else []
         for i in order:
             query_rows, doc_rows = vector_rows[i]
@@ -135,8 +135,8 @@ class ContrastiveModule(RerankModule):
         """Return the vectors of the step's queries and docs, and those of this device's last micro-batch with a graph.
 
         The first two are in the order of the step and equal on every device: each device fills in the vectors of its
-        own texts, zeros elsewhere, and the devices sum them. The graph saves the second forward pass of the last
-        micro-batch.
+        own texts and leaves zeros elsewhere, and the devices sum these tensors. Because its graph is kept, the last
+        micro-batch needs no second forward pass.
         """
         query_counts = doc_counts = None
         # models with several vectors per text know their number before encoding
@@ -183,7 +183,7 @@ class ContrastiveModule(RerankModule):
         Args:
             queries: Vectors of the step's queries, the same on every device.
             docs: Vectors of its docs; this method may overwrite them with gradients.
-            mine: Numbers of this device's queries in the step, ascending, int64 [queries of this device].
+            mine: Indices of this device's queries in the step, ascending, int64 [queries of this device].
             step: The step.
         """
         assert step.contrast is not None
@@ -217,7 +217,7 @@ class ContrastiveModule(RerankModule):
         assert self.loss is not None
         if scores.shape[1] == 1:
             log.warning(
-                "in-batch negatives: a step with one doc has none and teaches nothing; "
+                "in-batch negatives: a step with one doc has no negatives, so nothing is learnt; "
                 "raise batch.queries or batch.docs"
             )
         groups, parameters = torch.arange(len(scores), device=scores.device), self._loss_parameters()
@@ -291,11 +291,11 @@ class ContrastiveModule(RerankModule):
     ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]]:
         """Yield blocks of docs, each with the parts of the score matrix that this device computes for it.
 
-        A part is so small that its similarities fit into the memory limit.
+        Each part is small enough for its similarities to fit into the memory limit.
 
         Yields:
-            The docs of a block; and for each part its queries, its docs, and the places of these docs in the block, all
-            int64.
+            The docs of a block; and for each part its queries, its docs, and the positions of these docs in the block,
+            all int64.
         """
         of_queries = blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
         others, anchors = mine[:0], mine[:0]
@@ -314,7 +314,7 @@ class ContrastiveModule(RerankModule):
 
 
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
-    """Return the numbers in the step of a micro-batch's queries, int64 [batch], and docs, int64 [docs]."""
+    """Return the indices in the step of a micro-batch's queries, int64 [batch], and of its docs, int64 [docs]."""
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.group_ids]
     assert batch.docs is not None

@@ -159,7 +159,7 @@ def _cell(value: Any) -> str:
 def per_query_table(folder: Path, queries: Mapping[str, str], count: int = COUNT) -> tuple[list[str], list[list[Any]]]:
     """A table of the queries with the largest gains and losses against the baseline, by the first measure; best first.
 
-    Without a baseline, queries are sorted by the measure's value. Queries between the two ends are left out.
+    Without a baseline, queries are sorted by the measure's value. Queries in the middle are left out.
 
     Args:
         folder: `evaluation/SET/` of a run folder.

@@ -16,7 +16,7 @@ class EMA(EMAWeightAveraging):
     Args:
         decay: Share of the average that stays at each step, at least 0 and below 1.
         every_n_steps: Steps between two updates of the average.
-        start: Step from which on the average is updated; before it, the average is the initial weights.
+        start: First step that updates the average; until then, the average is the initial weights.
 
     Raises:
         ConfigError: A value is out of range.

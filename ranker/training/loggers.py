@@ -56,8 +56,8 @@ class Wandb(WandbLogger):
     `wandb.json` holds the run's id and `wandb.jsonl` its curves. Each entry has `trainer/global_step`, the x axis of
     all curves. wandb's step counts entries and only increases, so wandb drops no value (PC-89). wandb's file lacks the
     last seconds of a killed run. A resumed run therefore first logs the entries of the earlier run that the server
-    lacks (offline: all of them). It repeats the steps after its checkpoint bit by bit; values that the earlier run has
-    logged for these steps are not logged again.
+    lacks (offline: all of them). The steps after its checkpoint are repeated bit for bit, so values that the earlier
+    run has logged for these steps are not logged again.
 
     Args:
         folder: The run folder.

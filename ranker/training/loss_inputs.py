@@ -1,4 +1,4 @@
-"""What some losses read beside scores, labels and mask: a frozen reference's scores, or the seed of their draws."""
+"""What some losses read besides scores, labels and mask: a frozen reference's scores, or the seed of random draws."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ranker.types import Loss, RankBatch
 
 
 def against_reference(loss: Any) -> bool:
-    """Whether a loss, or one of those of a mix of sets, compares the scores with a frozen reference's."""
+    """Whether a loss, or any loss of a mix of sets, compares the scores with those of a frozen reference."""
     return any(getattr(part, "against_reference", False) for part in getattr(loss, "losses", [loss]))
 
 
 def check_reference(scorer: nn.Module) -> None:
-    """Refuse a scorer that is no frozen model once its adapters are switched off.
+    """Refuse a scorer that trains other weights than adapters: without its adapters, it would not be a frozen model.
 
     Raises:
-        ConfigError: A trained weight is not an adapter's, or there are no adapters.
+        ConfigError: A trained weight does not belong to an adapter, or there are no adapters.
     """
     trained = [name for name, weight in scorer.named_parameters() if weight.requires_grad]
     others = [name for name in trained if ".lora_" not in name]
@@ -61,7 +61,7 @@ def loss_of(
         batch: The batch.
         reference: The reference's scores [batch, docs], for a loss that compares with them.
         seed: Seed of the step, for a loss that draws.
-        rows: The groups.
+        rows: Which groups: a slice of the batch.
     """
     options: dict[str, Any] = {}
     if getattr(loss, "draws", False):

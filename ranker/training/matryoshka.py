@@ -49,7 +49,7 @@ class Sizes:
     def of(
         cls, scorer: DPR, dims: list[int] | None, layers: list[int] | None, layers_per_step: int, alignment: float
     ) -> Sizes:
-        """Add the full size and the last layer to the given ones, and check them.
+        """Add the full size and the last layer to the given sizes and layers, and check all of them.
 
         Args:
             scorer: The scorer.
@@ -80,7 +80,7 @@ class Sizes:
         return cls(found[0], found[1], layers_per_step, alignment)
 
     def layers_of(self, step: TrainStep, seed: int) -> tuple[int, ...]:
-        """Return the layers of a step, ascending: the last one and random lower ones, by (seed, epoch, step)."""
+        """Return the layers of a step, ascending: the last one, and lower ones drawn by (seed, epoch, step)."""
         others = np.array(self.layers[:-1], dtype=np.int64)
         keys = mix(seed, step.epoch, step.index, 4, np.arange(len(others)))
         drawn = others[np.argsort(keys, kind="stable")[: self.layers_per_step]]
@@ -140,7 +140,7 @@ class MatryoshkaModule(ContrastiveModule):
         return Gradients(total, by_queries, by_docs, list(parameters.values()))
 
     def _before_comparison(self, vectors: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to vectors, from that with respect to `scorer.compared(vectors)`."""
+        """Turn the gradient with respect to `scorer.compared(vectors)` into the gradient with respect to `vectors`."""
         with torch.enable_grad():
             leaf = vectors.detach().requires_grad_(True)
             (before,) = torch.autograd.grad(self.scorer.compared(leaf) * 1, leaf, gradient)
@@ -234,7 +234,7 @@ def alignment(queries: Tensor, docs: Tensor, owners: Tensor) -> Tensor:
 
 
 def _divergences(vectors: Tensor) -> Tensor:
-    """Return each text's divergence, averaged over lower layers, [texts], of vectors [texts, layers, dim]."""
+    """Return the divergence of each text, averaged over lower layers, [texts]; `vectors` is [texts, layers, dim]."""
     logs = functional.log_softmax(vectors / SOFTENING, dim=2)
     last = logs[:, -1:].detach()
     return (last.exp() * (last - logs[:, :-1])).sum(2).mean(1) * SOFTENING**2

@@ -26,7 +26,7 @@ from ranker.types import Movable, TrainStep
 log = logging.getLogger(__name__)
 
 DUMP_KEYS = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # of dump.json
-MAX_DUMPS = 3  # per run, because a dump holds all weights; the first dumps are enough if many steps are skipped
+MAX_DUMPS = 3  # per run: a dump holds all weights, and the first few are enough if many steps are skipped
 
 
 class PendingStep:

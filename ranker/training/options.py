@@ -16,9 +16,10 @@ class Optimization:
 
     Args:
         optimizer: Makes the optimizer from parameter groups; None for a module that is only validated.
-        schedule: Learning rate factor by (step from 1, total steps); None for a module that is only validated.
-        total_steps: Optimizer steps of the whole training. None takes Lightning's estimate; such a training can't be
-            resumed in the middle of an epoch, because Lightning loads the data for the estimate and then does not
+        schedule: Returns the learning rate factor for (step, counted from 1; total steps); None for a module that is
+            only validated.
+        total_steps: Optimizer steps of the whole training; None: Lightning's estimate. With the estimate, a training
+            can't be resumed in the middle of an epoch: Lightning loads the data to make the estimate, and then does not
             restore the loader's state.
         weight_decay: Decay of matrices; biases and norms are not decayed.
         max_norm: The gradient norm is clipped to this value; None, 0 and negative values do not clip, as in Lightning.

@@ -25,7 +25,7 @@ class Prune(pl.Callback):
         trial: The trial's number.
         monitor: The logged measure.
         keep: Percentage of trials that are kept: 50 prunes a trial below the median of the others at this validation;
-            25 prunes a trial that is not in their best quarter.
+            25 prunes a trial that is not in the best quarter.
         startup_trials: Number of trials that must finish before any is pruned.
         warmup: Number of validations of a trial before it can be pruned.
     """

@@ -18,7 +18,7 @@ from ranker.data.dataset import ScoreBatch
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.lora import base_fingerprint, base_names
 from ranker.errors import CheckpointError
-from ranker.evaluation.metrics import parse_measures
+from ranker.evaluation.measure_names import parse_measures
 from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
@@ -37,13 +37,13 @@ class RerankModule(pl.LightningModule):
     """Train a scorer, one optimizer step per `TrainStep`; each validation evaluates a run of the validation set.
 
     A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups. Gradients are summed
-    over micro-batches and devices. The number of devices and the memory budget therefore change rounding only.
+    over micro-batches and devices. The number of devices and the memory budget therefore change only the rounding.
 
     Args:
         scorer: Scores [batch, docs].
         measures: ir-measures names, computed at every validation.
-        loss: Scalar of scores, labels and mask; a mean over groups. For a mix of sets: `SetLosses`. None for a module
-            that is only validated.
+        loss: Returns a scalar for scores, labels and mask: a mean over groups. For a mix of sets: `SetLosses`. None for
+            a module that is only validated.
         optimization: Optimizer, schedule, clipping and seed.
         nonfinite: What happens at a step whose loss or gradient is not finite.
     """
@@ -180,7 +180,7 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store skipped steps, groups of each set and the round of negatives; leave out adapters' frozen base.
+        """Store the skipped steps, each set's groups and the round of negatives; leave out the weights below adapters.
 
         The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
@@ -198,10 +198,10 @@ class RerankModule(pl.LightningModule):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore skipped steps, groups of each set and the round of negatives.
+        """Restore the number of skipped steps, the groups of each set and the round of negatives.
 
         Raises:
-            CheckpointError: The checkpoint's adapters are for another base.
+            CheckpointError: The checkpoint's adapters belong to other weights than those of `encoder.name`.
         """
         if any(value.dtype == torch.float64 for value in checkpoint.get("state_dict", {}).values()):
             self.double()  # Lightning would do so only after loading, which would round the weights
@@ -272,7 +272,7 @@ class RerankModule(pl.LightningModule):
         for encoder in self._encoders:
             encoder.dropout_seed = self._step_seed
 
-    # The next two are cached: at small steps, a search through all modules takes a noticeable part of the time
+    # The next two are cached, since a search through all modules takes a noticeable part of a small step's time
     @cached_property
     def _all_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())
@@ -290,11 +290,11 @@ class RerankModule(pl.LightningModule):
         return contextlib.nullcontext() if only_if or block is None else block()
 
     def clip(self) -> Tensor:
-        """Clip the gradients; returns their norm before that."""
+        """Clip the gradients and return the norm that they had before."""
         return self.clip_part(self._all_parameters)
 
     def clip_part(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Clip the gradients of some parameters by their own norm; returns it."""
+        """Clip the gradients of some parameters by their own norm, and return this norm before the clipping."""
         parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
         norm = nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)

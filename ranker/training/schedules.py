@@ -1,8 +1,8 @@
 """Learning rate schedules: a factor on the base rate for each optimizer step (not micro-batch, device or epoch).
 
-Every step has a rate above 0. The first warm-up step has the factor 1 / warm-up steps, and a decay reaches its end
-one step after the last one. After the warm-up, the factors equal those of transformers' schedules of the same name.
-Transformers' warm-up begins at 0, which wastes the first step.
+Every step has a rate above 0. The first warm-up step has the factor 1 / warm-up steps, and a decay would reach its end
+value one step after the last one. After the warm-up, the factors equal those of transformers' schedules of the same
+name. Transformers' warm-up begins at 0, which wastes the first step.
 """
 
 from __future__ import annotations

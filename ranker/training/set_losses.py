@@ -1,4 +1,4 @@
-"""The losses of a mix of several sets: each set's groups are judged by the set's own loss."""
+"""The losses of a mix of several sets: each group has the loss of its set."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ranker.types import Loss, RankBatch, TrainStep
 class SetLosses(nn.Module):
     """One loss per set of a mix.
 
-    The loss of a batch is the mean over its groups of each group's value under the loss of its set, so that a set
-    counts by its groups.
+    Each group has the loss of its set. The loss of a batch is the mean over its groups, so a set with more groups
+    counts more.
 
     Args:
         losses: Set name -> loss, in the order of the sets in `RankBatch.set_sizes`.
@@ -26,7 +26,7 @@ class SetLosses(nn.Module):
         self.names, self.losses = list(losses), list(losses.values())
         # Registered, so that parameters of a loss are trained and stored
         self.registered = nn.ModuleList(loss for loss in self.losses if isinstance(loss, nn.Module))
-        self.groups = [0] * len(losses)  # of each set since the training's start
+        self.groups = [0] * len(losses)  # number of groups of each set since the start of the training
         self._step: TrainStep | None = None
         self._sums: list[Tensor] = []
 
@@ -68,7 +68,7 @@ class SetLosses(nn.Module):
         return only
 
     def _nothing(self) -> Tensor | float:
-        """0, with a gradient of 0 for the parameters of all losses: each device must have a gradient for each."""
+        """0, with a gradient of 0 for the parameters of all losses: each device must have all these gradients."""
         return sum((parameter.sum() * 0.0 for parameter in self.parameters() if parameter.requires_grad), start=0.0)
 
     def parts(self, total: Tensor) -> list[Tensor]:

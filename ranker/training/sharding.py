@@ -95,7 +95,7 @@ class ShardedStrategy(ModelParallelStrategy):
             if isinstance(value, DTensor):
                 sharded.append(name)
                 value = value.to_local()
-            return value.detach().cpu().clone()  # cloned: torch.save would write all that a view shares memory with
+            return value.detach().cpu().clone()  # torch.save would write the whole memory that a view shares
 
         content = as_part(mapped(checkpoint, local), self.global_rank, self.world_size, sharded)
         mine = part_of(path, self.global_rank)
@@ -156,7 +156,7 @@ def is_sharded(strategy: Any) -> bool:
 
 
 def whole_tensor(value: Any) -> Any:
-    """Return the whole tensor for a sharded one, which all devices must request together; else the value itself."""
+    """Return the whole tensor of a sharded one (all devices must call this), and other values as they are."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

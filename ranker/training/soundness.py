@@ -1,4 +1,4 @@
-"""A check before training: scores must depend on the doc, and on the query-doc pair alone.
+"""A check before training: scores must depend on the doc, and on nothing but the query-doc pair.
 
 A causal model that is pooled at its first token gives every doc the same score. A model whose states depend on padding
 scores a pair differently in different batches. Neither raises an error in training, so both are checked here.
@@ -38,7 +38,7 @@ def check_scores(scorer: Scorer) -> None:
         scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
-        ConfigError: Both docs have the same score whatever the weights are; or a doc's score depends on the other, and
+        ConfigError: Both docs have the same score for any weights; or the score of a doc depends on the other doc, and
             the model does not read lists.
     """
     module: Any = scorer
@@ -53,7 +53,7 @@ def check_scores(scorer: Scorer) -> None:
         if spread <= CONSTANT and _no_gradient(scorer):
             raise ConfigError(
                 f"model: expected scores that depend on the doc, got {float(together[0]):.6g} for two docs of one "
-                "query, whatever the weights are: the state that is read sees no doc; set model.pooling to last or "
+                "query, with any weights: the pooled state does not depend on the doc; set model.pooling to last or "
                 "mean, or take another encoder"
             )
         if getattr(scorer, "reads_lists", False):

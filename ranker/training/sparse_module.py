@@ -61,7 +61,7 @@ class SparseModule(ContrastiveModule):
     """Train a sparse ranker by the loss of a whole step's scores plus penalties on the step's term weights.
 
     The penalties are functions of means over all texts of a step, which every device has after the vectors are
-    gathered. They change neither with the number of devices nor with the memory budget.
+    gathered. They depend neither on the number of devices nor on the memory budget.
 
     Args:
         args: As in ContrastiveModule.
@@ -69,7 +69,7 @@ class SparseModule(ContrastiveModule):
         options: As in ContrastiveModule.
 
     Attributes:
-        factor: What the penalties are multiplied by at this step (warm-up), [].
+        factor: Factor of the penalties at this step, which grows during the warm-up, [].
         frequencies: Share of docs that have each term, averaged over steps, [words]; for `df_flops`, else empty.
         averaged: Number of steps in `frequencies`, [].
     """
@@ -88,8 +88,8 @@ class SparseModule(ContrastiveModule):
         self._figures: dict[str, Tensor] = {}
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties:
-        """Return the penalties on the step's term weights, and what their gradient adds to that of each text."""
-        if not step.seeds:  # a repeated step has the factor of its first time
+        """Return the penalties on the step's term weights, and their gradients."""
+        if not step.seeds:  # a step that is repeated gets the factor that it had the first time
             self.factor.fill_(self._warmup())
         importance = None
         if self.sparsity.regularizer == "df_flops":

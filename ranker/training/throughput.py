@@ -51,9 +51,9 @@ class Throughput(pl.Callback):
         self._weights: LinearWeights | None = None  # of an encoder whose layers transformers runs
         self._device = torch.device("cpu")
         self._since: float | None = None  # start of the time not counted yet; None between epochs
-        self._waited = 0.0  # the loader's waiting time at that moment
-        self._refresh: Any = None  # what mines negatives during the training
-        self._mined = 0.0  # the time that it had taken at that moment
+        self._waited = 0.0  # the time that the loader had waited at the moment `_since`
+        self._refresh: Any = None  # the object that mines negatives during the training, if there is one
+        self._mined = 0.0  # the time that mining had taken at the moment `_since`
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Measure the GPU's rate; reset token counts and peak memory."""

@@ -10,7 +10,8 @@ from typing import Any
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatches
 from ranker.data.ranking import are_equal
-from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
+from ranker.evaluation.measure_names import parse_measures, with_relevance
+from ranker.evaluation.metrics import evaluate
 from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.types import Run
 

@@ -139,7 +139,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, 
             message, kept = "File too large", disk / "run"
         assert done.code == 1, done.out
         (line,) = errors(done)
-        assert message in line and "the one before is kept" in line
+        assert message in line and "the previous checkpoint is kept" in line
         assert fault(kept / "checkpoints/last.ckpt") is None
         assert not list(kept.glob("checkpoints/.*"))  # the incomplete file is gone
         assert torch.load(kept / "checkpoints/last.ckpt", map_location="cpu", weights_only=True)["global_step"] >= 1

@@ -153,12 +153,15 @@ def test_the_first_checkpoint_and_a_later_one(tmp_path):
     with files_of_at_most(9999), pytest.raises(CheckpointError) as first:
         WholeFiles().save_checkpoint(content, path)
     assert str(first.value) == (
-        f"{path}: expected to write a checkpoint, got 'File too large'; there is none before it; "
+        f"{path}: expected to write a checkpoint, got 'File too large'; there is no earlier checkpoint; "
         "make room, then start again"
     )
     assert list(path.parent.iterdir()) == []
     WholeFiles().save_checkpoint(content, path)
-    with files_of_at_most(9999), pytest.raises(CheckpointError, match=r"the one before is kept; .* resume=true"):
+    with (
+        files_of_at_most(9999),
+        pytest.raises(CheckpointError, match=r"the previous checkpoint is kept; .* resume=true"),
+    ):
         WholeFiles().save_checkpoint({**content, "global_step": 2}, path)
     assert fault(path) is None and read_checkpoint(path)["global_step"] == 1
     assert list(path.parent.iterdir()) == [path]

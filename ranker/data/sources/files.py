@@ -42,9 +42,9 @@ class Files:
         candidates: A run to re-rank, by its name in the folder or an absolute path; None: the folder's only run, or
             BM25 if there is none; `bm25`: BM25 in any case.
         relevance: Smallest grade that counts as relevant.
-        val_fraction: Share of the queries (of train, if there are split files) to validate on, if no file defines the
-            validation set.
-        test_fraction: Share of the queries to test on, if no file defines the test set.
+        val_fraction: If no file defines the validation set: the share of the queries to validate on; of the training
+            queries, if there are split files.
+        test_fraction: If no file defines the test set: the share of the queries to test on.
         split_seed: Seed of the hash.
 
     Raises:
@@ -204,7 +204,7 @@ class Files:
     def _split_by_hash(self, everything: Collection, qrels: Qrels) -> Splits:
         ids = split_queries(qrels, self.val_fraction, self.test_fraction, self.split_seed)
         log.info(
-            "%s: no split files: %d judged queries are dealt by hash of their ids (seed %d): %s",
+            "%s: no split files: %d judged queries are split by a hash of their ids (seed %d): %s",
             self.folder,
             len(qrels),
             self.split_seed,

@@ -12,8 +12,8 @@ class IrDatasets:
     Args:
         train: Id to train on; None: no training set.
         val: Id to validate on; None: queries are moved from train.
-        test: Id or ids to test on; a set's name is the last part of its id that is no split name, as `scifact` for
-            `beir/scifact/test`.
+        test: Id or ids to test on; the name of a set is the last part of its id that is not the name of a split:
+            `scifact` for `beir/scifact/test`.
         train_candidates: Source of the training docs: `docpairs` (triples of the data set), `scoreddocs`, `bm25`
             (computed) or the path of a run file. None: the first of docpairs, scoreddocs and bm25 that is available.
         candidates: Docs to re-rank in validation and tests: `scoreddocs` or `bm25`; or a mapping of ids to one of these

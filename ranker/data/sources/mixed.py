@@ -25,7 +25,8 @@ class Mixed:
         groups_per_epoch: Groups of an epoch; None: as many as the sets have together, each up to its `cap`.
 
     Raises:
-        ConfigError: There is no set, a name is no word, or an option has an unusable value.
+        ConfigError: There is no set, a name has other characters than letters, digits, - and _, or an option has an
+            unusable value.
     """
 
     sets: dict[str, Any]

@@ -25,7 +25,7 @@ from ranker.hashing import mix
 
 log = logging.getLogger(__name__)
 
-MOST_VAL_QUERIES = 1000  # of those that are taken from train by default
+MOST_VAL_QUERIES = 1000  # largest number of queries that are moved from train by default
 Names = str | list[str]
 
 
@@ -37,15 +37,16 @@ class Rows:
 
     Args:
         train: Files, globs, folders that `datasets` saved, or names of the hub; None: no training set.
-        val: The same for validation; None: `val_queries` of the training queries.
+        val: The same for validation; None: `val_queries` of the training queries are moved to validation.
         test: The same for the test; the set's name is `rows`. Or a mapping of names to files.
         docs: Files of docs with ids and texts, for rows of ids; None: rows have texts.
-        queries: Files of queries with ids and texts, likewise.
-        columns: Role -> column, or columns for `negative`; other columns are ignored. None: recognised by name.
+        queries: Files of queries with ids and texts, in the same case.
+        columns: Role of a column -> its name (for `negative` also a list of names); other columns are ignored. None:
+            columns are recognised by their names.
         relevance: Smallest grade that counts as relevant.
         score_relevance: Smallest score that counts as relevant in rows with scores only; None: the best doc of each
             query.
-        alike: Whether training groups draw docs without regard to their grade. None: if rows have scores only.
+        alike: Whether training groups draw docs without regard to their grade. None: yes if rows have scores only.
         val_queries: Number of training queries to validate on, chosen by hash, if `val` is None. None: a tenth, at most
             1,000.
         split_seed: Seed of the hash.
@@ -83,7 +84,7 @@ class Rows:
         """Check that all files exist, without reading them.
 
         Raises:
-            DataError: One does not.
+            DataError: A file does not exist.
         """
         self._sources()
 

@@ -23,6 +23,7 @@ from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E
 
 MAX_LENGTH = 512  # longer rows work, but torch's kernel is faster for them
+WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of 128; those of 64 need less
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import sparse
@@ -19,12 +20,14 @@ class Effort:
     Args:
         probes: Number of centroids that each token of a query probes.
         candidates: Number of docs that are scored by their compressed vectors.
-        rescore: Number of docs that are scored exactly.
+        rescore: Number of docs that are scored exactly; on a CPU with stored vectors, first by some of their vectors.
+        exact: Number of docs that are then scored by all their vectors; 0 stands for `rescore`.
     """
 
     probes: int
     candidates: int
     rescore: int
+    exact: int = 0
 
 
 @dataclass
@@ -37,9 +40,7 @@ class Arrays:
         codes: Number of the centroid of each vector, uint16 or int32 [vectors].
         residuals: Packed residuals, uint8 [vectors, bytes].
         ends: Index after the last vector of each doc, int64 [docs].
-        entries: Rows of the docs at each centroid (docs with a vector whose code it is), centroid by centroid, without
-            deleted docs, int32 [entries].
-        starts: Centroid c has `entries[starts[c]:starts[c + 1]]`, int64 [centroids + 1].
+        present: Whether a doc is not deleted, bool [docs].
     """
 
     centroids: Centroids
@@ -47,8 +48,7 @@ class Arrays:
     codes: np.ndarray
     residuals: np.ndarray
     ends: np.ndarray
-    entries: np.ndarray
-    starts: np.ndarray
+    present: np.ndarray
 
     @classmethod
     def of(cls, codec: tuple[Centroids, Buckets], shards: list[Shard], deleted: np.ndarray) -> Arrays:
@@ -65,13 +65,31 @@ class Arrays:
         counts = np.concatenate([shard.counts for shard in shards])
         present = np.ones(len(counts), dtype=bool)
         present[deleted] = False
+        return cls(*codec, codes, residuals, np.cumsum(counts, dtype=np.int64), present)
+
+    @cached_property
+    def _lists(self) -> tuple[np.ndarray, np.ndarray]:
+        counts = np.diff(self.ends, prepend=0)
         docs = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        kept = slice(None) if present.all() else np.repeat(present, counts)
-        pairs = codes[kept].astype(np.int32), docs[kept]
+        kept = slice(None) if self.present.all() else np.repeat(self.present, counts)
+        pairs = self.codes[kept].astype(np.int32), docs[kept]
         # scipy's conversion sorts by centroid in linear time and drops repeated docs
-        at = sparse.csr_matrix((np.ones(len(pairs[0]), dtype=np.int8), pairs), (len(codec[0].values), len(counts)))
-        starts = at.indptr.astype(np.int64)
-        return cls(*codec, codes, residuals, np.cumsum(counts, dtype=np.int64), at.indices.astype(np.int32), starts)
+        shape = len(self.centroids.values), len(counts)
+        at = sparse.csr_matrix((np.ones(len(pairs[0]), dtype=np.int8), pairs), shape)
+        return at.indices.astype(np.int32), at.indptr.astype(np.int64)
+
+    @property
+    def entries(self) -> np.ndarray:
+        """Rows of the docs at each centroid, centroid by centroid, without deleted docs, int32 [entries].
+
+        A doc is at the centroids that are the codes of its vectors.
+        """
+        return self._lists[0]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Centroid c has `entries[starts[c]:starts[c + 1]]`, int64 [centroids + 1]."""
+        return self._lists[1]
 
     @property
     def num_docs(self) -> int:

@@ -26,7 +26,7 @@ from ranker.retrieval.vector_store import LOG_SECONDS, VectorStore
 
 log = logging.getLogger(__name__)
 
-BLOCK = 65536  # vectors compressed at a time
+BLOCK, GPU_BLOCK = 2**16, 2**19  # vectors compressed at a time on a CPU, and on a GPU
 MAX_SAMPLE = 2**22  # largest k-means sample, in vectors: 2 GiB for 128 dimensions in float32
 FIT_NUMBERS = 2**22  # about how many elements of residuals the buckets are fitted to
 
@@ -112,8 +112,9 @@ def compress(
     """
     centroids, buckets = codec[0].to(device), codec[1].to(device)
     codes, residuals = [np.zeros(0, dtype=np.int64)], [buckets.pack(centroids.values[:0]).cpu().numpy()]
-    for start in range(0, len(vectors), BLOCK):
-        block = torch.from_numpy(np.array(vectors[start : start + BLOCK], dtype=np.float32)).to(device)
+    size = BLOCK if torch.device(device).type == "cpu" else GPU_BLOCK
+    for start in range(0, len(vectors), size):
+        block = torch.from_numpy(np.array(vectors[start : start + size])).to(device).float()
         nearest = centroids.nearest(block)
         codes.append(nearest.cpu().numpy())
         residuals.append(buckets.pack(block - centroids.values[nearest]).cpu().numpy())

@@ -16,7 +16,7 @@ from ranker.types import Movable
 ITERATIONS = 6  # of k-means
 SAMPLE_PER_CENTROID = 32  # size of the k-means sample, in vectors per centroid
 PROBES = 3  # nearest groups whose centroids are compared with a vector
-BLOCK = 16384  # vectors compared at a time
+BLOCK, GPU_BLOCK = 2**14, 2**19  # vectors compared at a time on a CPU, and on a GPU
 
 
 def default_count(num_vectors: int) -> int:
@@ -53,8 +53,9 @@ class Centroids(Movable):
         """
         halves, starts = (self.values * self.values).sum(1) / 2, self.starts.tolist()
         codes = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
-        for first in range(0, len(vectors), BLOCK):
-            block = vectors[first : first + BLOCK]
+        size = BLOCK if vectors.device.type == "cpu" else GPU_BLOCK
+        for first in range(0, len(vectors), size):
+            block = vectors[first : first + size]
             near = _distances(block, self.groups).topk(min(PROBES, len(self.groups)), largest=True).indices
             best = torch.full((len(block),), -torch.inf, device=block.device)
             code = torch.zeros(len(block), dtype=torch.int64, device=block.device)
@@ -66,9 +67,10 @@ class Centroids(Movable):
                     continue
                 part = slice(starts[group], starts[group + 1])
                 score, place = (block[some] @ self.values[part].T - halves[part]).max(1)
-                better = score > best[some]
-                best[some[better]], code[some[better]] = score[better], place[better] + starts[group]
-            codes[first : first + BLOCK] = code
+                highest = best[some]  # without indices of the better ones only, for which the host would wait
+                code[some] = torch.where(score > highest, place + starts[group], code[some])
+                best[some] = torch.maximum(score, highest)
+            codes[first : first + size] = code
         return codes
 
 

@@ -52,15 +52,21 @@ def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, 
         `similarities` and `table` as uint16, of the same shapes; the scaled inner product of a residual of zeros,
         uint16 [LANES]; and the scale, by which all values were multiplied.
     """
-    low, span = np.empty(LANES, dtype=np.float32), 0.0
-    lows = np.empty((table.shape[0], LANES), dtype=np.float32)
-    for lane in range(LANES):
-        low[lane] = similarities[:, lane].min()
-        width = similarities[:, lane].max() - low[lane]
-        for place in range(table.shape[0]):
-            lows[place, lane] = table[place, :, lane].min()
-            width += table[place, :, lane].max() - lows[place, lane]
-        span = max(span, width)
+    low, high = similarities[0].copy(), similarities[0].copy()
+    for row in range(similarities.shape[0]):
+        for lane in range(LANES):
+            low[lane] = min(low[lane], similarities[row, lane])
+            high[lane] = max(high[lane], similarities[row, lane])
+    widths = high - low
+    lows = table[:, 0].copy()
+    for place in range(table.shape[0]):
+        highs = table[place, 0].copy()
+        for byte in range(256):
+            for lane in range(LANES):
+                lows[place, lane] = min(lows[place, lane], table[place, byte, lane])
+                highs[lane] = max(highs[lane], table[place, byte, lane])
+        widths += highs - lows[place]
+    span = widths.max()
     scale = np.float32((65534.0 - table.shape[0]) / max(span, 1e-20))  # rounding adds at most 1/2 to each term
     centroids = np.empty(similarities.shape, dtype=np.uint16)
     for row in range(similarities.shape[0]):
@@ -79,37 +85,40 @@ def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, 
 
 
 @njit(nogil=True, cache=True)
-def probe(centroids: np.ndarray, tokens: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def probe(centroids: np.ndarray, tokens: int, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest centroids of each token: `count`, or a few more, since a histogram gives the bound.
 
     Args:
         centroids: Similarity of each centroid with each token, uint16 [centroids, LANES].
         tokens: Number of lanes that hold a token; the lanes after them are empty.
-        count: Centroids per token.
+        counts: Numbers of centroids per token, int64 [counts].
 
     Returns:
-        Whether a centroid is among the nearest of any token, bool [centroids]; and for each token a lower bound of the
-        similarities of its nearest centroids, uint16 [LANES], 0 for empty lanes.
+        For each count: whether a centroid is among the nearest of any token, bool [counts, centroids]; and for each
+        token a lower bound of the similarities of its nearest centroids, uint16 [counts, LANES], 0 for empty lanes.
     """
     shift = np.uint16(5)  # 65536 / BINS = 2**5
-    bounds = np.zeros(LANES, dtype=np.uint16)
     histogram = np.zeros((BINS, LANES), dtype=np.int32)
     for row in range(centroids.shape[0]):
         for lane in range(LANES):
             histogram[centroids[row, lane] >> shift, lane] += 1
-    for lane in range(tokens):
-        left = count
-        for place in range(BINS - 1, -1, -1):
-            left -= histogram[place, lane]
-            if left <= 0:
-                bounds[lane] = np.uint16(place << 5)
-                break
-    probed = np.zeros(centroids.shape[0], dtype=np.bool_)
-    for row in range(centroids.shape[0]):
-        near = False
+    bounds = np.zeros((len(counts), LANES), dtype=np.uint16)
+    probed = np.zeros((len(counts), centroids.shape[0]), dtype=np.bool_)
+    for some in range(len(counts)):
+        least = np.full(LANES, 65535, dtype=np.uint16)  # no similarity in an empty lane reaches it
         for lane in range(tokens):
-            near |= centroids[row, lane] >= bounds[lane]
-        probed[row] = near
+            left = counts[some]
+            for place in range(BINS - 1, -1, -1):
+                left -= histogram[place, lane]
+                if left <= 0:
+                    bounds[some, lane] = np.uint16(place << 5)
+                    break
+            least[lane] = bounds[some, lane]
+        for row in range(centroids.shape[0]):
+            near = np.uint16(0)
+            for lane in range(LANES):
+                near |= np.uint16(centroids[row, lane] >= least[lane])
+            probed[some, row] = near > 0
     return probed, bounds
 
 
@@ -176,8 +185,8 @@ def refine(
     bounds: np.ndarray,
     vectors: tuple[np.ndarray, np.ndarray, np.ndarray],
     docs: np.ndarray,
-) -> np.ndarray:
-    """Score docs by those of their compressed vectors that lie at probed centroids, int64 [docs].
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score docs by those of their compressed vectors that lie at probed centroids.
 
     Args:
         centroids: Scaled similarities of the centroids, four 16-bit lanes in a word, uint64 [centroids, WORDS].
@@ -185,10 +194,16 @@ def refine(
         probed: Whether a centroid is probed, bool [centroids].
         bounds: Lowest similarity of each token with a doc, in place of the doc's other vectors, uint16 [LANES].
         vectors: `codes`, `residuals` and `ends` of `Arrays`.
-        docs: Rows of the docs to score, int64 [docs].
+        docs: Rows of the docs to score, each with a vector, int64 [docs].
+
+    Returns:
+        The scores, int64 [docs], and the index of the vector most similar to each token, int64 [docs, LANES]; if
+        no vector is more similar than the bound, that of the doc's first vector.
     """
     codes, residuals, ends = vectors
     scores = np.zeros(len(docs), dtype=np.int64)
+    chosen = np.empty((len(docs), LANES), dtype=np.int64)
+    places = np.empty(LANES, dtype=np.int32)
     words = np.empty((1, WORDS), dtype=np.uint64)
     lanes = words.view(np.uint16)
     best = np.empty(LANES, dtype=np.uint16)
@@ -204,6 +219,7 @@ def refine(
             near[count] = vector
             count += np.int64(probed[codes[vector]])  # type: ignore[assignment]
         best[:] = bounds
+        places[:] = -1
         for some in range(count):  # loads the residuals into the cache: reads overlap here, not in the loop below
             touched[0] ^= residuals[near[some], 0]
         for some in range(count):
@@ -219,10 +235,13 @@ def refine(
                 sum3 += part[3]
             words[0, 0], words[0, 1], words[0, 2], words[0, 3] = sum0, sum1, sum2, sum3
             for lane in range(LANES):
+                better = lanes[0, lane] > best[lane]
                 best[lane] = max(best[lane], lanes[0, lane])
+                places[lane] = np.int32(some) if better else places[lane]
         for lane in range(LANES):
             scores[number] += np.int64(best[lane])
-    return scores
+            chosen[number, lane] = near[places[lane]] if places[lane] >= 0 else first
+    return scores, chosen
 
 
 @njit(nogil=True, cache=True)

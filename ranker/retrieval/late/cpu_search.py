@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -54,32 +55,56 @@ class CPUSearch:
         slots: np.ndarray = self._local.slots
         return slots
 
-    def candidates(self, query: np.ndarray, effort: Effort) -> np.ndarray:
+    def candidates(
+        self, query: np.ndarray, effort: Effort, stored: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> np.ndarray:
         """Return the rows of the candidates, which are then scored exactly, int64 [at most effort.rescore].
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
             effort: How many centroids and docs are compared.
+            stored: Function from indices of vectors, int64 [vectors], to the stored vectors, float32 [vectors, dim].
+                With it, at most effort.exact candidates are returned, see `_narrowed`.
         """
         index = self._arrays
         groups = [self._scaled(part) for part in self._parts(query)]
-        reached = [kernels.probe(group.centroids, group.tokens, effort.probes) for group in groups]
-        probed = np.logical_or.reduce([mask for mask, _ in reached])
+        near = max(effort.probes, LEAST_NEAR, len(self._centroids) // NEAR_SHARE)
+        counts = np.array([effort.probes, near])
+        reached = [kernels.probe(group.centroids, group.tokens, counts) for group in groups]
+        probed = np.logical_or.reduce([masks for masks, _ in reached])
         rows, total = np.zeros(0, dtype=np.int64), np.zeros(1)
         for group, (_, bounds) in zip(groups, reached, strict=True):
-            rows, scores = kernels.gather(group.centroids, probed, bounds, index.entries, index.starts, self._slots())
+            rows, scores = kernels.gather(
+                group.centroids, probed[0], bounds[0], index.entries, index.starts, self._slots()
+            )
             total = total + scores / group.scale
         rows = np.sort(best(rows, total, effort.candidates))
         if len(rows) <= effort.rescore:
             return rows
-        near = max(effort.probes, LEAST_NEAR, len(self._centroids) // NEAR_SHARE)
-        reached = [kernels.probe(group.centroids, group.tokens, near) for group in groups]
-        probed = np.logical_or.reduce([mask for mask, _ in reached])
-        vectors, total = (index.codes, index.residuals, index.ends), np.zeros(1)
+        vectors, total, chosen = (index.codes, index.residuals, index.ends), np.zeros(1), []
         for group, (_, bounds) in zip(groups, reached, strict=True):
             words = group.centroids.view(np.uint64), group.parts.reshape(-1, kernels.LANES).view(np.uint64)
-            total = total + kernels.refine(*words, probed, bounds + group.zeros, vectors, rows) / group.scale
-        return best(rows, total, effort.rescore)
+            scores, nearest = kernels.refine(*words, probed[1], bounds[1] + group.zeros, vectors, rows)
+            total = total + scores / group.scale
+            chosen.append(nearest[:, : group.tokens])
+        places = best(np.arange(len(rows)), total, effort.rescore)
+        if stored is None or len(places) <= (effort.exact or effort.rescore):
+            return rows[places]
+        order = self._narrowed(query, np.concatenate(chosen, 1)[places], stored)
+        return rows[places[order[: effort.exact]]]
+
+    @staticmethod
+    def _narrowed(query: np.ndarray, chosen: np.ndarray, stored: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return the order of docs by MaxSim with some of their vectors: the nearest ones by compressed vectors.
+
+        Args:
+            query: float32 [tokens, dim].
+            chosen: Index of the nearest vector of each doc to each merged token, int64 [docs, merged tokens].
+            stored: See `candidates`.
+        """
+        similarities = stored(chosen.flatten()) @ query.T
+        scores = similarities.reshape(*chosen.shape, len(query)).max(1).sum(1)
+        return np.argsort(-scores, kind="stable")
 
     def _parts(self, query: np.ndarray) -> list[np.ndarray]:
         """Merge tokens until LANES are left, or as far as `MERGE` allows; return groups [at most LANES, dim]."""

@@ -35,7 +35,8 @@ from ranker.retrieval.vector_store import VectorStore
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
 LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all centroids that a query probes
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
-EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are scored exactly: it is faster
+EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are compared by them
+EXACT_SHARE, LEAST_SPARE = 1.1, 10  # docs that are scored by all their vectors: EXACT_SHARE * depth + LEAST_SPARE
 SHARED = 12  # with `probes` 0: a query is assumed to probe SHARED * probes different centroids
 
 
@@ -89,8 +90,13 @@ class LateIndex:
             self._cpu = CPUSearch(self.arrays)
         else:
             self._tensors = TensorSearch(self.arrays, self.device)
-            if self._store is not None and len(self._shards) == self.settings.num_shards:
+            if self._store is not None and not self._added:
                 self._tensors.load(self._store)
+
+    @property
+    def _added(self) -> bool:
+        """Whether docs were added, whose vectors are not among the stored ones."""
+        return len(self._shards) > self.settings.num_shards
 
     @property
     def num_docs(self) -> int:
@@ -104,35 +110,33 @@ class LateIndex:
             queries: Vectors of the queries, float32, in main memory.
             depth: Requested number of docs per query.
         """
-        effort = self._effort_for(depth)
+        effort, present = self._effort_for(depth), np.delete(np.arange(len(self.doc_ids)), self.deleted)
+        if self._tensors is not None and self._tensors.stored is not None:
+            exhaustive = len(self.arrays.codes) <= EXHAUSTIVE
+            return self._tensors.rank(queries, present, effort, exhaustive, self.stages)
         texts = query_vectors(queries)
         with self.stages("candidates"):
-            rows = self._candidates(queries, texts, effort)
-        with self.stages("exact"):
-            if self._tensors is not None and self._tensors.stored is not None:
-                scores = self._tensors.exact(queries, rows)
+            if self.num_docs <= effort.rescore:
+                rows = [present] * len(texts)
+            elif self._tensors is None:
+                stored = self._store.vectors_at if self._store is not None and not self._added else None
+                rows = self._parallel(self._cpu.candidates, texts, [effort] * len(texts), [stored] * len(texts))
             else:
-                scores = self._parallel(self.exact, texts, rows)
+                rows = self._tensors.candidates(queries, present, effort)
+        with self.stages("exact"):
+            scores = self._parallel(self.exact, texts, rows)
         return list(zip(rows, scores, strict=True))
-
-    def _candidates(self, queries: TextVectors, texts: list[np.ndarray], effort: Effort) -> list[np.ndarray]:
-        present = np.delete(np.arange(len(self.doc_ids)), self.deleted)
-        if self.num_docs <= effort.rescore:
-            return [present] * len(texts)
-        if self._tensors is None:
-            return self._parallel(self._cpu.candidates, texts, [effort] * len(texts))
-        if self._tensors.stored is not None and len(self.arrays.codes) <= EXHAUSTIVE:
-            return self._tensors.exhaustive(queries, present, effort.rescore)
-        return self._tensors.candidates(queries, effort)
 
     def _effort_for(self, depth: int) -> Effort:
         """Return the numbers of centroids and docs that a search for `depth` docs compares."""
-        lists = len(self.arrays.starts) - 1
-        length = max(1.0, len(self.arrays.entries) / lists)
-        probes = self._effort.probes or int(LISTED / length / SHARED)
+        lists = len(self.arrays.centroids.values)
+        probes = self._effort.probes
+        if not probes and (self._tensors is None or not self._tensors.by_kernel):  # with a kernel, there are no lists
+            probes = int(LISTED / max(1.0, len(self.arrays.entries) / lists) / SHARED)
         rescore = max(self._effort.rescore * depth, LEAST_RESCORED)
         candidates = max(self._effort.candidates * depth, LEAST_CANDIDATES, rescore)
-        return Effort(min(max(probes, LEAST_PROBES), lists), candidates, rescore)
+        exact = int(EXACT_SHARE * depth) + LEAST_SPARE
+        return Effort(min(max(probes, LEAST_PROBES), lists), candidates, rescore, exact)
 
     def _parallel(self, call: Any, *arguments: Sequence[Any]) -> list[Any]:
         """Call a function once per query; on a CPU, on as many threads as torch uses."""

@@ -1,28 +1,38 @@
 """Search of a compressed index with torch: on a GPU, and on a CPU if numba is not installed.
 
-The steps are those of PLAID (Santhanam et al., 2022b, arXiv:2205.09707).
+On a GPU, all queries of a batch are searched at once. The steps are those of PLAID (Santhanam et al., 2022b,
+arXiv:2205.09707), but without inverted lists: a kernel scores all docs by their centroids.
 """
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ranker.data.ragged import tensor_ranges
-from ranker.interactions.maxsim import TextVectors, maxsim_chosen
+from ranker.interactions.maxsim import TextVectors, maxsim_all, maxsim_chosen, maxsim_pairs
 from ranker.retrieval.late.arrays import Arrays, Effort
+from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
 SIMILARITIES = 2**28  # largest number of similarities in memory at a time
+LEVELS = 255  # of a similarity in the tables of `code_scores`
+
+Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
 
 
 class TensorSearch:
-    """Finds candidates by the similarities of centroids, then by decompressed vectors.
+    """Finds candidates by the similarities of centroids, then by vectors: stored ones on the device, or decompressed.
 
     Args:
         arrays: The index.
         device: Device of the index and of the search.
+
+    Attributes:
+        stored: The stored vectors on the device, in their own type; None: see `load`.
     """
 
     def __init__(self, arrays: Arrays, device: str | torch.device = "cpu") -> None:
@@ -30,30 +40,153 @@ class TensorSearch:
         self.centroids = arrays.centroids.values.to(self.device)
         self.buckets = arrays.buckets.to(self.device)
         self.codes = self._moved(arrays.codes.astype(np.int32))
-        self.residuals, self.entries, self.starts = map(self._moved, (arrays.residuals, arrays.entries, arrays.starts))
-        ends = self._moved(arrays.ends)
-        self.counts = ends.diff(prepend=ends.new_zeros(1))
-        self.firsts = ends - self.counts
-        self.stored: Tensor | None = None
+        self.residuals = self._moved(arrays.residuals)
+        self.docs = self._moved(np.concatenate([[0], arrays.ends]))  # int64 [docs + 1]
+        self.counts = self.docs.diff()
+        self.longest = int(self.counts.max()) if len(self.counts) else 0
+        self.by_kernel = self.device.type == "cuda" and find_spec("triton") is not None
+        if not self.by_kernel:
+            self.entries, self.starts = self._moved(arrays.entries), self._moved(arrays.starts)
+        self.stored: TextVectors | None = None
+        self._short: TextVectors | None = None  # the stored vectors in 16 bits
 
     def _moved(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(values)).to(self.device)
 
-    def candidates(self, queries: TextVectors, effort: Effort) -> list[np.ndarray]:
-        """Return each query's candidates, rows of docs to score exactly, int64 [at most effort.rescore].
+    def load(self, store: VectorStore, room: int | None = None) -> None:
+        """Copy the stored vectors to the device, if they fit, for `rank`; vectors of 32 bits in 16 bits, too.
 
         Args:
-            queries: Vectors of the queries, float32, on any device.
+            store: The vectors of the index's docs, in the same order.
+            room: Bytes that they may take; None: half of a GPU's free memory, 0 on a CPU or without Triton.
+        """
+        if room is None:
+            room = torch.cuda.mem_get_info(self.device)[0] // 2 if self.by_kernel else 0
+        description = store.description
+        shape, half = (store.num_vectors, description.dim), description.dtype == "float16"
+        if shape[0] * shape[1] * (2 if half else 6) > room:
+            return
+        stored = torch.empty(shape, dtype=torch.float16 if half else torch.float32, device=self.device)
+        # vectors of length 1 need no more range than float16 has
+        dtype = torch.float16 if description.similarity == "cosine" else torch.bfloat16
+        short = stored if half else torch.empty(shape, dtype=dtype, device=self.device)
+        done = 0
+        for chunk in store.chunks():
+            some = slice(done, done + len(chunk))
+            stored[some] = torch.tensor(chunk, device=self.device)
+            short[some] = stored[some]
+            done += len(chunk)
+        self.stored, self._short = (TextVectors(values, self.counts, self.longest) for values in (stored, short))
+
+    def rank(
+        self, queries: TextVectors, present: np.ndarray, effort: Effort, exhaustive: bool, stages: Stages
+    ) -> list[Ranked]:
+        """Return each query's candidates with exact scores from the stored vectors. The host waits twice per block.
+
+        Args:
+            queries: Vectors of the queries, float32, in main memory.
+            present: Rows of the docs that are not deleted, int64 [docs].
+            effort: How many centroids and docs are compared.
+            exhaustive: Whether all docs are compared by their vectors in 16 bits, and not first by their centroids.
+            stages: Where to add the seconds.
+        """
+        assert self.stored is not None
+        ranked: list[Ranked] = []
+        for some in self._blocks(queries):
+            with stages("candidates"):
+                block = queries.take(some).to(self.device)
+                rows = self._best_rows(block, present, effort, exhaustive)
+                rows_here = rows.cpu().numpy()
+            with stages("exact"):
+                scores = self._chosen(block, self.stored, rows).cpu().numpy()
+            ranked += zip(rows_here, scores, strict=True)
+        return ranked
+
+    def _blocks(self, queries: TextVectors) -> tuple[Tensor, ...]:
+        """Split the queries such that tables and scores of a block have at most `SIMILARITIES` numbers."""
+        size = max(len(self.centroids) * _power_of_two(queries.bound()), len(self.counts), 1)
+        return torch.arange(queries.num_texts).split(max(1, SIMILARITIES // size))
+
+    def _best_rows(self, queries: TextVectors, present: np.ndarray, effort: Effort, exhaustive: bool) -> Tensor:
+        """Return the docs to score exactly, best first, int64 [queries, at most effort.rescore]."""
+        assert self._short is not None
+        short = TextVectors(queries.values.to(self._short.values.dtype), queries.counts, queries.longest)
+        if exhaustive:
+            scores = self._present(maxsim_all(short, self._short), present)
+            return scores.topk(min(effort.rescore, len(present))).indices
+        rows = self._by_codes(queries, present, effort.candidates)
+        best = self._chosen(short, self._short, rows).topk(min(effort.rescore, rows.shape[1])).indices
+        return rows.gather(1, best)
+
+    def _present(self, scores: Tensor, present: np.ndarray) -> Tensor:
+        """Return scores [queries, docs], in which deleted docs have the lowest possible score."""
+        if len(present) == scores.shape[1]:
+            return scores
+        lowest = -1 if scores.dtype == torch.int32 else -torch.inf
+        kept = torch.zeros(scores.shape[1], dtype=torch.bool, device=self.device)
+        kept[torch.from_numpy(present).to(self.device)] = True
+        return scores.masked_fill(~kept, lowest)
+
+    def _chosen(self, queries: TextVectors, docs: TextVectors, rows: Tensor) -> Tensor:
+        """Return the MaxSim of each query with its docs, float32 [queries, docs per query], for such rows."""
+        owners = torch.arange(len(rows), device=self.device).repeat_interleave(rows.shape[1])
+        return maxsim_chosen(queries, docs, owners, rows.flatten()).view(rows.shape)
+
+    def _by_codes(self, queries: TextVectors, present: np.ndarray, count: int) -> Tensor:
+        """Return the docs with the best MaxSim of their centroids, int64 [queries, at most count]."""
+        from ranker.interactions.kernels.code_scores import code_scores  # needs Triton
+
+        scores = code_scores(self.table(queries), self.codes, self.docs)
+        return self._present(scores, present).topk(min(count, len(present))).indices
+
+    def table(self, queries: TextVectors) -> Tensor:
+        """Return the scaled similarities of the centroids, uint8 [queries, centroids, tokens, a power of two].
+
+        Each token's lowest similarity is subtracted first, which changes all docs' scores of a query by the same
+        constant. The scale is the same for all tokens of a query.
+        """
+        grid = self._grid(queries)
+        similarities = self.centroids @ grid.transpose(1, 2)  # [queries, centroids, tokens]
+        similarities -= similarities.amin(1, keepdim=True)
+        span = similarities.amax((1, 2), keepdim=True).clamp(min=1e-20)
+        return similarities.mul_(LEVELS / span).round_().to(torch.uint8)
+
+    def _grid(self, queries: TextVectors) -> Tensor:
+        """Return the vectors of the queries, padded with zeros without a wait, [queries, tokens, dim]."""
+        assert queries.counts is not None
+        width = _power_of_two(queries.bound())
+        owners = torch.arange(queries.num_texts, device=self.device).repeat_interleave(
+            queries.counts, output_size=len(queries.values)
+        )
+        places = torch.arange(len(queries.values), device=self.device) - queries.starts[owners]
+        grid = queries.values.new_zeros(queries.num_texts, width, queries.values.shape[1])
+        return grid.index_put((owners, places), queries.values)
+
+    def candidates(self, queries: TextVectors, present: np.ndarray, effort: Effort) -> list[np.ndarray]:
+        """Return each query's candidates by decompressed vectors, int64 [at most effort.rescore].
+
+        Args:
+            queries: Vectors of the queries, float32, in main memory.
+            present: Rows of the docs that are not deleted, int64 [docs].
             effort: How many centroids and docs are compared.
         """
-        grid, mask = queries.to(self.device).padded()
         found: list[np.ndarray] = []
-        for query, real in zip(grid, mask, strict=True):
-            tokens = query[real]
-            rows = self._near(tokens, effort)
-            if len(rows) > effort.rescore:
-                rows = rows[self.decompressed(tokens, rows).topk(effort.rescore).indices]
-            found.append(rows.cpu().numpy())
+        for some in self._blocks(queries):
+            block = queries.take(some).to(self.device)
+            if self.by_kernel:
+                rows = self._by_codes(block, present, effort.candidates)
+                if rows.shape[1] > effort.rescore:
+                    owners = torch.arange(len(rows), device=self.device).repeat_interleave(rows.shape[1])
+                    scores = self.decompressed(block, owners, rows.flatten()).view(rows.shape)
+                    rows = rows.gather(1, scores.topk(effort.rescore).indices)
+                found.extend(rows.cpu().numpy())
+                continue
+            for number, query in enumerate(_split(block)):
+                rows = self._near(query, effort)
+                if len(rows) > effort.rescore:
+                    scores = self.decompressed(block, torch.full_like(rows, number), rows)
+                    rows = rows[scores.topk(effort.rescore).indices]
+                found.append(rows.cpu().numpy())
         return found
 
     def _near(self, query: Tensor, effort: Effort) -> Tensor:
@@ -82,68 +215,28 @@ class TensorSearch:
             best.scatter_reduce_(0, some.unsqueeze(1).expand(-1, len(query)), similarities[own], "amax")
         return rows[best.sum(1).topk(effort.candidates).indices]
 
-    def decompressed(self, query: Tensor, rows: Tensor) -> Tensor:
-        """Return the MaxSim of a query with the decompressed vectors of docs, float32 [docs].
+    def decompressed(self, queries: TextVectors, owners: Tensor, rows: Tensor) -> Tensor:
+        """Return the MaxSim of pairs of a query and a doc's decompressed vectors, float32 [pairs].
 
         Args:
-            query: [tokens, dim].
-            rows: Rows of the docs, int64 [docs]; a doc without vectors has the score -inf.
+            queries: Vectors of the queries, on the device.
+            owners: The query of each pair, int64 [pairs].
+            rows: Row of the doc of each pair, int64 [pairs]; a doc without vectors has the score -inf.
         """
-        counts = self.counts[rows]
-        best = torch.full((len(rows), len(query)), -torch.inf, device=self.device)
-        owners = torch.arange(len(rows), device=self.device).repeat_interleave(counts)
-        vectors = tensor_ranges(self.firsts[rows], counts, len(owners))
-        block = max(1, SIMILARITIES // max(len(query), query.shape[1]) // 4)
-        for some, own in zip(vectors.split(block), owners.split(block), strict=True):
-            values = self.centroids[self.codes[some]] + self.buckets.unpack(self.residuals[some], query.shape[1])
-            best.scatter_reduce_(0, own.unsqueeze(1).expand(-1, len(query)), values @ query.T, "amax")
-        return best.sum(1)
+        dim, scores = queries.values.shape[1], []
+        block = max(1, SIMILARITIES // max(1, 8 * dim * self.longest))
+        for own, some in zip(owners.split(block), rows.split(block), strict=True):
+            counts = self.counts[some]
+            vectors = tensor_ranges(self.docs[some], counts, int(counts.sum()))
+            values = self.centroids[self.codes[vectors]] + self.buckets.unpack(self.residuals[vectors], dim)
+            scores.append(maxsim_pairs(queries, TextVectors(values, counts, self.longest), own))
+        return torch.cat(scores) if scores else torch.zeros(0, device=self.device)
 
-    def load(self, store: VectorStore, room: int | None = None) -> None:
-        """Copy the stored vectors to the device, if they fit, for `exhaustive` and `exact`.
 
-        Args:
-            store: The vectors of the index's docs, in the same order.
-            room: Bytes that they may take; None: half of a GPU's free memory, 0 on a CPU.
-        """
-        if room is None:
-            room = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 0
-        if store.num_vectors * store.description.dim * 4 <= room:
-            self.stored = torch.empty(store.num_vectors, store.description.dim, device=self.device)
-            done = 0
-            for chunk in store.chunks():
-                self.stored[done : done + len(chunk)] = torch.tensor(chunk, device=self.device)
-                done += len(chunk)
+def _split(queries: TextVectors) -> tuple[Tensor, ...]:
+    assert queries.counts is not None
+    return queries.values.split(queries.counts.tolist())
 
-    def exhaustive(self, queries: TextVectors, present: np.ndarray, count: int) -> list[np.ndarray]:
-        """Return the rows of the docs with the best exact scores of each query, int64 [at most count].
 
-        Args:
-            queries: Vectors of the queries, float32, on any device.
-            present: Rows of the docs that are not deleted, int64 [docs].
-            count: Number of docs per query.
-        """
-        rows = torch.from_numpy(present).to(self.device)
-        scores = self._scores(queries, [rows] * queries.num_texts).view(queries.num_texts, -1)
-        best = scores.topk(min(count, len(present)), dim=1).indices
-        return list(rows[best].cpu().numpy())
-
-    def exact(self, queries: TextVectors, rows: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the MaxSim of each query with the stored vectors of its docs, float32 [docs].
-
-        Args:
-            queries: Vectors of the queries, float32, on any device.
-            rows: Rows of the docs of each query, int64 [docs].
-        """
-        scores = self._scores(queries, [torch.from_numpy(some).to(self.device) for some in rows]).cpu().numpy()
-        return np.split(scores, np.cumsum([len(some) for some in rows])[:-1])
-
-    def _scores(self, queries: TextVectors, rows: list[Tensor]) -> Tensor:
-        """Return the scores of each query's docs, one query after another, float32 [docs of all queries]."""
-        assert self.stored is not None
-        on_device = queries.to(self.device)
-        owners = torch.arange(len(rows), device=self.device).repeat_interleave(
-            torch.tensor([len(some) for some in rows], device=self.device)
-        )
-        docs = TextVectors(self.stored, self.counts)
-        return maxsim_chosen(on_device, docs, owners, torch.cat(rows))
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

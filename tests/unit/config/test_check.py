@@ -45,7 +45,10 @@ def test_a_value_out_of_range_is_one_line(composed, root, key, value, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.teacher=t.trec"], "with data.teacher, whose scores may be below 0, the label of a doc that repeats"),
+        (
+            ["data.teacher=t.trec"],
+            "with data.teacher, whose scores may be below 0; 0 is the label of a doc that repeats",
+        ),
         (["model=dpr", "mining.every=2"], "with mining.every=2, got 0.5"),
     ],
 )
@@ -124,8 +127,11 @@ def test_a_class_attribute_is_read_without_importing_its_file(tmp_path, monkeypa
     ("overrides", "message"),
     [
         (["loss=dpo"], "loss: expected lora=default with loss=dpo, whose reference is the model without adapters; got"),
-        (["loss=reinforce", "model=dpr"], "loss: expected another one than reinforce with in-batch negatives and with"),
-        (["loss=reinforce", "model=multitask"], "loss: expected another one than reinforce with in-batch negatives"),
+        (
+            ["loss=reinforce", "model=dpr"],
+            "loss: expected another loss than reinforce with in-batch negatives and with",
+        ),
+        (["loss=reinforce", "model=multitask"], "loss: expected another loss than reinforce with in-batch negatives"),
         (["loss=reinforce", "model=dpr", "model.in_batch_negatives=false"], None),
         (["loss=dpo", "lora=default"], None),
     ],

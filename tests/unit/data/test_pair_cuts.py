@@ -104,5 +104,7 @@ def test_pc2_12_training_pairs_outside_of_the_promise_are_counted(tmp_path, capl
         return caplog.text
 
     # room for 20 tokens: q15 with d9 and with d29 is too long, and 15 is more than 10; q6 is shorter
-    assert "model/: 2 of 6 training pairs are cut otherwise by sentence-transformers' CrossEncoder" in warned(23)
+    assert "model/: 2 of 6 training pairs are truncated differently by sentence-transformers' CrossEncoder" in warned(
+        23
+    )
     assert warned(60) == ""

@@ -283,7 +283,8 @@ def test_a_pair_that_comes_again_keeps_its_highest_score(tmp_path, caplog):
             collection = load(tmp_path, train=write(tmp_path / "rows", order, "jsonl")).train
         assert meaning(collection) == {"red": {"b": (1, 3.0), "a": (0, 2.0)}}
         assert (
-            "train: 1 pairs came again and keep their highest grade and score; 0 of them had two grades" in caplog.text
+            "train: 1 pairs are repeated, and keep their highest grade and score; 0 of them had two grades"
+            in caplog.text
         )
 
 

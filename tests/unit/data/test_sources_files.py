@@ -51,7 +51,7 @@ def test_without_split_files_a_hash_deals_the_judged_queries(folder, caplog):
     parts = [set(part.queries) for part in (splits.train, splits.val, splits.tests["mine"])]
     assert set().union(*parts) == {f"q{i}" for i in range(10)} and sum(map(len, parts)) == 10
     assert all(part.qrels.keys() == part.queries.keys() for part in (splits.train, splits.val, splits.tests["mine"]))
-    assert "10 judged queries are dealt by hash of their ids (seed 0): 7 train, 2 test, 1 dev" in caplog.text
+    assert "10 judged queries are split by a hash of their ids (seed 0): 7 train, 2 test, 1 dev" in caplog.text
     assert "2 of 12 queries have no judgements and are left out" in caplog.text
 
 

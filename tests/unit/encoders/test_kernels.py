@@ -13,6 +13,7 @@ from ranker.encoders.kernels import (  # noqa: E402
     embedding_norm,
     first_attention,
     gated_gelu,
+    grouped_attention,
     list_attention,
     residual_norm,
     rotation,
@@ -27,7 +28,7 @@ FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes"
 FLOAT32 |= {"partial", "word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
 INT64 = {"token_ids", "position_ids", "segments"}
-NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
+NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count", "query_stride", "key_stride", "value_stride"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -79,6 +80,17 @@ def test_attention_fits(capability: int, dim: int) -> None:
                 kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
             )
             assert taken <= room
+
+
+@pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
+def test_grouped_attention_fits(capability: int, dim: int) -> None:
+    shape = {"SCALE": dim**-0.5, "HEADS": 8, "GROUP": 2, "DIM": dim, "WINDOW": 64}
+    for kernel, settings in [
+        (grouped_attention._attend, grouped_attention.FORWARD),
+        (grouped_attention._backward, grouped_attention.BACKWARD),
+    ]:
+        room = min(SHARED_MEMORY[capability], grouped_attention.WIDE_HEADS_NEED)
+        assert shared_memory(kernel, capability, **shape, **settings) <= room
 
 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])

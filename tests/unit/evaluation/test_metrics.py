@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ranker.errors import ConfigError, DataError
-from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
+from ranker.evaluation.measure_names import parse_measures, with_relevance
+from ranker.evaluation.metrics import evaluate
 
 
 def run_of(text: str) -> dict[str, dict[str, float]]:

@@ -16,7 +16,8 @@ from ranker.data.collection import Candidates, Collection, MemoryDocs
 from ranker.data.ranking import rank_docs
 from ranker.data.trec import read_run, write_qrels
 from ranker.errors import ConfigError, DataError
-from ranker.evaluation.metrics import evaluate, parse_measures
+from ranker.evaluation.measure_names import parse_measures
+from ranker.evaluation.metrics import evaluate
 from ranker.evaluation.report import compare, first_stage_run, print_table, write_evaluation
 
 MEASURES = ["AP", "AP@5", "RR", "RR@3", "nDCG@10", "nDCG", "P@5", "R@10", "Rprec", "Success@1", "Judged@5"]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ranker.data.trec import write_qrels, write_run
-from ranker.evaluation.metrics import names_with_relevance
+from ranker.evaluation.measure_names import names_with_relevance
 from ranker.evaluation.suite import SuiteSet, bootstrap_interval, oracle, read_set, summarise
 from ranker.evaluation.suite_report import draw, print_suite, rows_of, write_picture
 

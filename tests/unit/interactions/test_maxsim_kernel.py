@@ -29,7 +29,7 @@ def test_in_the_interpreter():
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "8 passed" in done.stdout, done.stdout
 
 
 def texts(counts, dim, seed, dtype=torch.float32, device="cpu"):
@@ -69,8 +69,8 @@ def test_scores_and_gradients_are_those_of_loops(query_counts, doc_counts, dim):
     pairs = [(query, doc) for query in range(len(query_counts)) for doc in range(len(doc_counts))][::-1][1:]
     weights = torch.randn(len(pairs), generator=torch.Generator().manual_seed(2))
     leaves = [text.values.requires_grad_() for text in (queries, docs)]
-    owners = torch.tensor(pairs)
-    scores = maxsim(*leaves, Pairs.of(queries.counts, docs.counts, *owners.unbind(1)))
+    chosen = torch.tensor(pairs).unbind(1)
+    scores = maxsim(*leaves, Pairs(queries, docs, chosen))
     (scores * weights).sum().backward()
     expected = by_loops(queries, docs, pairs, weights)
     for value, truth in zip((scores.detach(), leaves[0].grad, leaves[1].grad), expected, strict=True):
@@ -78,21 +78,46 @@ def test_scores_and_gradients_are_those_of_loops(query_counts, doc_counts, dim):
 
 
 @interpreted
+@pytest.mark.parametrize(("query_counts", "doc_counts", "dim"), SHAPES)
+def test_every_query_with_every_doc(query_counts, doc_counts, dim):
+    queries, docs = texts(query_counts, dim, 0), texts(doc_counts, dim, 1)
+    pairs = [(query, doc) for query in range(len(query_counts)) for doc in range(len(doc_counts))]
+    weights = torch.randn(len(pairs), generator=torch.Generator().manual_seed(2))
+    leaves = [text.values.requires_grad_() for text in (queries, docs)]
+    scores = maxsim(*leaves, Pairs(queries, docs))
+    (scores * weights).sum().backward()
+    expected = by_loops(queries, docs, pairs, weights)
+    for value, truth in zip((scores.detach(), leaves[0].grad, leaves[1].grad), expected, strict=True):
+        torch.testing.assert_close(value.double(), truth, rtol=1e-5, atol=1e-4)
+
+
+@interpreted
+def test_docs_of_16_bits_are_compared_in_the_type_of_the_query():
+    queries, docs = texts([3, 20], 16, 0), texts([5, 70, 1], 16, 1, torch.float16)
+    scores = maxsim(queries.values, docs.values, Pairs(queries, docs)).view(2, 3)
+    wide = TextVectors(docs.values.float(), docs.counts)
+    torch.testing.assert_close(scores, maxsim_all(queries, wide), rtol=0, atol=1e-5)
+    torch.testing.assert_close(maxsim_all(queries, docs), maxsim_all(queries, wide), rtol=0, atol=0)
+
+
+@interpreted
 def test_of_equal_similarities_the_first_gets_the_gradient():
-    query, doc = torch.ones(1, 16), torch.ones(70, 16).requires_grad_()
-    pairs = Pairs.of(torch.tensor([1]), torch.tensor([70]), torch.tensor([0]), torch.tensor([0]))
-    maxsim(query, doc, pairs).sum().backward()
-    assert doc.grad.sum(1).nonzero().flatten().tolist() == [0]
+    query, doc = TextVectors(torch.ones(1, 16), torch.tensor([1])), TextVectors(torch.ones(70, 16), torch.tensor([70]))
+    maxsim(query.values, doc.values.requires_grad_(), Pairs(query, doc)).sum().backward()
+    assert doc.values.grad.sum(1).nonzero().flatten().tolist() == [0]
 
 
 @interpreted
 def test_no_pairs_and_a_query_without_vectors():
     queries, docs = texts([0, 2], 16, 0), texts([3], 16, 1)
     none = torch.zeros(0, dtype=torch.int64)
-    assert maxsim(queries.values, docs.values, Pairs.of(queries.counts, docs.counts, none, none)).shape == (0,)
-    pairs = Pairs.of(queries.counts, docs.counts, torch.tensor([0, 1]), torch.tensor([0, 0]))
-    scores = maxsim(queries.values, docs.values, pairs)
-    assert scores[0] == 0 and scores[1] == pytest.approx(float((queries.values @ docs.values.T).max(1).values.sum()))
+    assert maxsim(queries.values, docs.values, Pairs(queries, docs, (none, none))).shape == (0,)
+    truth = float((queries.values @ docs.values.T).max(1).values.sum())
+    for chosen in (None, (torch.tensor([0, 1]), torch.tensor([0, 0]))):
+        scores = maxsim(queries.values, docs.values, Pairs(queries, docs, chosen))
+        assert scores[0] == 0 and scores[1] == pytest.approx(truth)
+    empty = texts([0, 0], 16, 0)
+    assert maxsim(empty.values, docs.values, Pairs(empty, docs)).tolist() == [0, 0]
 
 
 @interpreted
@@ -127,16 +152,34 @@ def test_on_a_gpu_it_is_the_plain_form_and_repeats_its_bits(dtype):
         torch.testing.assert_close(value.double().cpu(), truth, rtol=0.02, atol=tolerance)
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, marks=ON_GPU)])
+def test_on_a_gpu_the_host_does_not_wait(dtype, chosen):
+    queries, docs = texts([32] * 6, 128, 0, dtype, "cuda"), texts([3, 70, 20], 128, 1, dtype, "cuda")
+    owners = torch.tensor([0, 5, 2], device="cuda")
+    call = (lambda: maxsim_pairs(queries, docs, owners)) if chosen else (lambda: maxsim_all(queries, docs))
+    first = call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
+
+
 @pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("every", [True, False])
 @pytest.mark.parametrize(("capability", "vectors", "precision"), [(90, "bf16", "ieee"), (89, "fp32", "tf32x3")])
-def test_the_kernels_compile_and_fit_into_shared_memory(capability, vectors, precision):
+def test_the_kernels_compile_and_fit_into_shared_memory(capability, vectors, precision, every):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from ranker.interactions.kernels import maxsim as kernels
 
-    types = {"queries": vectors, "docs": vectors, "out": vectors, "sums": "fp32", "grads": "fp32", "places": "i16"}
+    types = {"queries": vectors, "docs": vectors, "out": vectors, "scores": "fp32", "grads": "fp32", "places": "i16"}
     constants = {"DIM": 128, "COLUMNS": 128, "QUERY_ROWS": 32, "DOC_ROWS": 64, "PRECISION": precision, "SAVE": True}
+    constants["EVERY"] = every
     for kernel, launch in (
         (kernels._forward, kernels.FORWARD),
         (kernels._queries_backward, kernels.BACKWARD),
@@ -147,7 +190,7 @@ def test_the_kernels_compile_and_fit_into_shared_memory(capability, vectors, pre
             if name in constants:
                 signature[name], given[(place,)] = "constexpr", constants[name]
             else:
-                signature[name] = "i32" if name in ("width", "parts") else f"*{types.get(name, 'i64')}"
+                signature[name] = "i32" if name in kernels.SIZES else f"*{types.get(name, 'i64')}"
         source = ASTSource(fn=kernel, signature=signature, constexprs=given)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch))
         assert compiled.asm["cubin"] and compiled.metadata.shared <= 99 * 1024

@@ -137,10 +137,10 @@ def test_it_finds_the_best_with_exact_scores(store, monkeypatch, engine):
     assert (opened._cpu is None) == (engine == "torch")
     queries, hits = asked(), 0
     for (rows, scores), truth in zip(opened.rank(queries, 10), exact(store, queries), strict=True):
-        assert len(rows) == len(set(rows.tolist())) == 30  # of 400 docs
+        assert len(rows) == len(set(rows.tolist())) == (30 if engine == "torch" else 21)  # of 400 docs
         np.testing.assert_allclose(scores, truth[rows], atol=1e-5)
         hits += len(set(rows.tolist()) & set(np.argsort(-truth)[:10].tolist()))
-    assert hits >= 72  # of 80
+    assert hits >= (72 if engine == "torch" else 66)  # of 80
 
 
 def test_candidates_of_the_tensors_are_those_of_a_plain_loop(store):
@@ -161,7 +161,9 @@ def test_candidates_of_the_tensors_are_those_of_a_plain_loop(store):
     assert sorted(near) == sorted(sorted(scores, key=scores.__getitem__)[-40:])
     rows = torch.tensor(near)
     decompressed = [(opened.vectors(row) @ query.numpy().T).max(0).sum() for row in near]
-    np.testing.assert_allclose(search.decompressed(query, rows).numpy(), decompressed, atol=1e-4)
+    both = TextVectors(query.repeat(2, 1), torch.tensor([len(query)] * 2))
+    scores = search.decompressed(both, torch.ones_like(rows), rows)
+    np.testing.assert_allclose(scores.numpy(), decompressed, atol=1e-4)
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="needs numba")
@@ -178,10 +180,15 @@ def test_numbers_of_16_bits_score_as_a_plain_loop(store):
     every = np.ones(len(centroids), dtype=bool)
     rows = np.arange(0, 400, 7)
     words = centroids.view(np.uint64), parts.reshape(-1, kernels.LANES).view(np.uint64)
-    scores = kernels.refine(*words, every, zeros, (arrays.codes, arrays.residuals, arrays.ends), rows) / scale
+    scores, chosen = kernels.refine(*words, every, zeros, (arrays.codes, arrays.residuals, arrays.ends), rows)
+    scores = scores / scale
     truth = np.array([(opened.vectors(row) @ query.T).max(0).sum() for row in rows])
     differences = scores - truth  # a constant of the query is left out
     assert np.ptp(differences) < 0.01 < np.ptp(truth)
+    for row, own in zip(rows, chosen, strict=True):
+        similarities = opened.vectors(row) @ query.T
+        first = arrays.ends[row] - len(similarities)
+        np.testing.assert_allclose(similarities[own[:10] - first, range(10)], similarities.max(0), atol=0.002)
     found, gathered = kernels.gather(
         centroids, every, np.zeros(16, dtype=np.uint16), arrays.entries, arrays.starts, search._slots()
     )
@@ -372,12 +379,12 @@ def test_vectors_on_the_device_give_exact_scores(store, monkeypatch):
     small_effort(monkeypatch)
     opened = Plaid(probes=12, candidates=12, rescore=3).over(store)
     opened._tensors.load(store, room=10**9)
-    for exhaustive in (True, False):
-        monkeypatch.setattr(index, "EXHAUSTIVE", 10**9 if exhaustive else 0)
-        for (rows, scores), truth in zip(opened.rank(asked(), 10), exact(store, asked()), strict=True):
-            np.testing.assert_allclose(scores, truth[rows], atol=1e-5)
-            if exhaustive:
-                assert sorted(rows.tolist()) == sorted(np.argsort(-truth)[:30].tolist())
+    assert opened._tensors._short.values.dtype == torch.float16
+    for (rows, scores), truth in zip(opened.rank(asked(), 10), exact(store, asked()), strict=True):
+        np.testing.assert_allclose(scores, truth[rows], atol=1e-5)
+        assert len(rows) == 30 and {*rows.tolist()} >= {*np.argsort(-truth)[:20].tolist()}
+    opened.deleted = np.array([3, 7])
+    assert not {3, 7} & {*np.concatenate([rows for rows, _ in opened.rank(asked(), 200)]).tolist()}
 
 
 @pytest.mark.gpu
@@ -392,3 +399,18 @@ def test_on_a_gpu_it_finds_the_same(store, monkeypatch, exhaustive):
     for (rows, scores), truth in zip(on_gpu, exact(store, queries), strict=True):
         np.testing.assert_allclose(scores, truth[rows], atol=1e-4)
         assert len(set(rows.tolist()) & set(np.argsort(-truth)[:10].tolist())) >= 9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stored", [True, False])
+def test_on_a_gpu_a_batch_ranks_as_single_queries_and_repeats_its_bits(store, monkeypatch, stored):
+    small_effort(monkeypatch)
+    monkeypatch.setattr(index, "EXHAUSTIVE", 0)
+    opened, queries = Plaid(probes=12, candidates=12, rescore=3, stored=stored, gpu=True).over(store), asked()
+    together, again = opened.rank(queries, 10), opened.rank(queries, 10)
+    for number, (rows, scores) in enumerate(together):
+        ((own_rows, own_scores),) = opened.rank(queries.take(torch.tensor([number])), 10)
+        assert rows.tolist() == own_rows.tolist() == again[number][0].tolist()
+        assert scores.tolist() == again[number][1].tolist()
+        np.testing.assert_allclose(scores, own_scores, atol=1e-5)

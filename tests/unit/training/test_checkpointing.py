@@ -112,7 +112,7 @@ def test_a_damaged_best_is_sought_anew(tmp_path, caplog):
     first.best_model_path, first.best_model_score = str(tmp_path / "first/best.ckpt"), torch.tensor(0.5)
     second.load_state_dict(first.state_dict())
     assert second.best_model_path == "" and second.best_model_score is None
-    assert "the best of the following ones is kept" in caplog.text
+    assert "from now on, the best of the new ones is kept" in caplog.text
 
 
 class Stagnant(pl.LightningModule):

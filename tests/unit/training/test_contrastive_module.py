@@ -243,4 +243,4 @@ def test_blocks_of_rankings_change_no_loss_and_hold_few_pairs(loss, monkeypatch)
 
 def test_pc44_a_step_of_one_doc_warns(caplog):
     trained(torch.eye(1, dtype=torch.float64), 1, 1)
-    assert "a step with one doc has none and teaches nothing" in caplog.text
+    assert "a step with one doc has no negatives, so nothing is learnt" in caplog.text

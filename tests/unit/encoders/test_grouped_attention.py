@@ -1,0 +1,95 @@
+"""Causal attention with grouped heads: the kernel and torch's operator against float64, row by row."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ranker.encoders.ragged import RaggedLayout
+from ranker.types import TokenBatch
+
+
+def layout_of(lengths: list[int]) -> RaggedLayout:
+    ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
+    return RaggedLayout.of(TokenBatch(zeros, zeros, ends, max(lengths)))
+
+
+def plain(query, key, value, lengths, scale, window=-1):
+    """softmax(scale q . k) v over a token's own row, up to itself, for each head of each row."""
+    group, rows = query.shape[1] // key.shape[1], []
+    for q, k, v in zip(*(part.split(lengths) for part in (query, key, value)), strict=True):
+        distance = torch.arange(len(q), device=q.device).unsqueeze(1) - torch.arange(len(q), device=q.device)
+        read = (distance >= 0) & ((distance <= window) if window >= 0 else True)
+        heads = []
+        for head in range(query.shape[1]):
+            logits = scale * q[:, head] @ k[:, head // group].T
+            heads.append(logits.masked_fill(~read, float("-inf")).softmax(-1) @ v[:, head // group])
+        rows.append(torch.stack(heads, 1))
+    return torch.cat(rows)
+
+
+KERNELS = """
+import torch
+from ranker.encoders.kernels.grouped_attention import attend, attend_backward
+from tests.unit.encoders.test_grouped_attention import layout_of, plain
+
+lengths = [5, 66, 130, 1, 64]
+layout = layout_of(lengths)
+ends, blocks, tokens = layout.batch.cu_seqlens, layout.blocks, sum(lengths)
+for window in (-1, 40):
+    torch.manual_seed(0)
+    parts = [torch.randn(tokens, 2, 64), torch.randn(tokens, 3, 1, 64)[:, 1], torch.randn(tokens, 1, 64)]
+    grad_out = torch.randn(tokens, 2, 64)
+    leaves = [part.double().requires_grad_() for part in parts]
+    expected = plain(*leaves, lengths, 0.2, window)
+    expected.backward(grad_out.double())
+    out, sums = attend(*parts, ends, blocks, 0.2, window)
+    assert (out - expected).abs().max() < 4e-6, (out - expected).abs().max()
+    for grad, leaf in zip(attend_backward(grad_out, *parts, out, sums, ends, blocks, 0.2, window), leaves):
+        assert (grad - leaf.grad).abs().max() < 2e-5, (grad - leaf.grad).abs().max()
+"""
+
+
+def test_the_kernel_computes_the_same_in_tritons_interpreter():
+    pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")
+@pytest.mark.parametrize("short", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("window", [-1, 40])
+@pytest.mark.parametrize(("heads", "key_heads", "dim"), [(16, 8, 128), (9, 3, 64), (4, 4, 64), (8, 1, 128)])
+def test_both_ways_on_a_gpu(heads, key_heads, dim, window, short):
+    from ranker.encoders.grouped_attention import grouped_attention
+
+    lengths = [87] * 20 + [5, 66, 130, 1, 64, 128, 129, 512, 300, 63]
+    layout = layout_of(lengths)
+    tokens, scale = sum(lengths), dim**-0.5
+    torch.manual_seed(0)
+    shapes = ((heads, dim), (key_heads, dim), (key_heads, dim))
+    parts = [torch.randn(tokens, *shape, device="cuda").bfloat16() for shape in shapes]
+    above = torch.randn(tokens, heads, dim, device="cuda").bfloat16()
+    ends, blocks = layout.batch.cu_seqlens.cuda(), layout.blocks.cuda()
+
+    def run(attend, *states, upstream):
+        leaves = [part.detach().clone().requires_grad_() for part in states]
+        mixed = attend(*leaves)
+        return [mixed.detach(), *torch.autograd.grad(mixed, leaves, upstream)]
+
+    def ours(*states):
+        return grouped_attention(*states, ends, ends, blocks, 512, short, True, window, scale)[0]
+
+    got, again = (run(ours, *parts, upstream=above) for _ in range(2))
+    expected = run(
+        lambda *states: plain(*states, lengths, scale, window), *(part.double() for part in parts),
+        upstream=above.double(),
+    )  # fmt: skip
+    for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+        assert (mine.double() - theirs).norm() <= 0.01 * theirs.norm(), number
+    if short:
+        assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
