@@ -69,29 +69,38 @@ class Memory:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(0.25):
             sizes = [_memory_of(process) for process in _tree(self.process)]
             self.peak = max(self.peak, sum(size for size, _ in sizes))
             self.anonymous = max(self.anonymous, sum(size for _, size in sizes))
 
 
 def _tree(process: int) -> list[int]:
-    try:
-        tasks = list(Path(f"/proc/{process}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:  # it has ended
-        return []
-    return [process, *(member for child in children for member in _tree(child))]
+    """Ids of a process and of all its descendants."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])  # the name before it may have blanks
+        except OSError:  # it has ended
+            continue
+        parents.setdefault(parent, []).append(int(path.parent.name))
+    found = [process]
+    for member in found:
+        found += parents.get(member, [])
+    return found
 
 
 def _memory_of(process: int) -> tuple[int, int]:
-    """KiB of the proportional set size, and of its part that is not mapped from files."""
-    try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0, 0
-    fields = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-    return fields["Pss:"], fields.get("Pss_Anon:", 0)
+    """KiB of the proportional set size (of the resident set where the kernel lacks it), and of what is no file."""
+    for name, whole, anonymous in (("smaps_rollup", "Pss:", "Pss_Anon:"), ("status", "VmRSS:", "RssAnon:")):
+        try:
+            lines = Path(f"/proc/{process}/{name}").read_text().splitlines()
+        except OSError:
+            continue
+        fields = {words[0]: int(words[1]) for words in map(str.split, lines) if words[-1:] == ["kB"]}
+        if whole in fields:
+            return fields[whole], fields.get(anonymous, 0)
+    return 0, 0
 
 
 def main() -> None:

@@ -159,7 +159,7 @@ def write_set(
     """
     compared = baseline and allowed_run(collection, baseline)
     label = "baseline" if compared else "first stage"
-    compared = compared or first_stage_run(collection, first_stage_depth)
+    compared = compared or first_stage_run(collection, first_stage_depth, run)
     buckets = cfg.get("length_buckets")
     written = write_evaluation(
         folder / "evaluation" / name,

@@ -262,7 +262,15 @@ def _score(value: Any, where: Callable[[], str]) -> float:
 
 
 def _grade(value: Any, where: Callable[[], str]) -> int:
-    number = _score(value, where)
+    """Return a label as a grade; true and false are 1 and 0."""
+    if isinstance(value, bool):
+        return int(value)
+    try:
+        number = _score(value, where)
+    except DataError:
+        raise DataError(
+            f"{where()}: expected a whole number as grade, got {shown(value)}; correct or remove the row"
+        ) from None
     if number != int(number):
         raise DataError(
             f"{where()}: expected a whole number as grade, got {shown(value)}; if these are a teacher's scores, "

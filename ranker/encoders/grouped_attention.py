@@ -54,6 +54,7 @@ def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
     """
     ends = layout.batch.cu_seqlens
     short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
+    longest = kernels.MAX_LENGTH if short else longest  # one number, so that layers are compiled once for all such rows
     wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
     return GroupedRows(ends, layout.blocks if short else ends, longest, short, wide)
 

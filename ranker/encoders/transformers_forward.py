@@ -75,6 +75,7 @@ class TransformersForward:
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
+        self._takes_cache = "use_cache" in parameters
         self._compiled = False
         self._takes_global = "global_attention_mask" in parameters
 
@@ -163,6 +164,8 @@ class TransformersForward:
         """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""
         if self.reads_segments:
             more["token_type_ids"] = segments
+        if self._takes_cache:  # a cache would keep keys and values, and compiled layers would be compiled for each layer
+            more["use_cache"] = False
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 
     def _compile(self, model: Any, device: torch.device, required: bool) -> None:

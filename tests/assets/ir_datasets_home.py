@@ -113,6 +113,24 @@ def lay_out_msmarco(home, ir_datasets):
     queries19._cache_path = base / "msmarco-test2019-queries.tsv.gz"
 
 
+def lay_out_unpacked_msmarco(home):
+    """Write the files that ir_datasets keeps of a tiny MS MARCO after its downloads, so that a program reads them."""
+    base = Path(home) / "msmarco-passage"
+    files = {
+        "irds_version.txt": b"v2",
+        "collection.tsv": _tsv(PASSAGES).encode(),
+        "dev/small/queries.tsv": _tsv(DEV_QUERIES).encode(),
+        "dev/small/qrels": _qrels(DEV_QRELS).encode(),
+        "trec-dl-2019/qrels": _qrels(DL19_QRELS, iteration="Q0").encode(),
+        "trec-dl-2019/queries.tsv": _tsv(DL19_QUERIES).encode(),
+        "trec-dl-2020/qrels": _qrels(DL20_QRELS).encode(),
+        "trec-dl-2020/queries.tsv.gz": gzip.compress(_tsv(DL20_QUERIES).encode()),
+    }
+    for name, content in files.items():
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_bytes(content)
+
+
 def _tsv(texts):
     return "".join(f"{key}\t{text}\n" for key, text in texts.items())
 

@@ -310,6 +310,17 @@ def test_a_damaged_table_is_an_error(tmp_path):
         load(tmp_path, train=name)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_labels_true_and_false_are_1_and_0_and_no_scores(tmp_path, kind):
+    rows = [{"query": "red", "document": doc, "label": doc == "blood"} for doc in ("a sky", "blood")]
+    train = load(tmp_path, train=write(tmp_path / "rows", rows, kind)).train
+    (judged,) = train.qrels.values()
+    assert {train.docs[doc_id].text: grade for doc_id, grade in judged.items()} == {"a sky": 0, "blood": 1}
+    scored = [{"query": "red", "document": "blood", "score": True}]
+    with pytest.raises(DataError, match="column 'score': expected a finite number as score, got True"):
+        load(tmp_path, train=write(tmp_path / "scored", scored, kind))
+
+
 # mistakes
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -327,7 +338,7 @@ MISTAKES = {
     "score inf": (GOOD, {"scores": [float("inf"), 1.0]}, "column 'scores': expected a finite number as score, got inf"),
     "score null": (GOOD, {"scores": [1.0, None]}, "column 'scores': expected a finite number as score, got None"),
     "huge score": (GOOD, {"scores": [1e39, 1.0]}, r"column 'scores': expected a score within single precision"),
-    "no label": (PAIR_ROW, {"label": None}, "column 'label': expected a finite number as score, got None"),
+    "no label": (PAIR_ROW, {"label": None}, "column 'label': expected a whole number as grade, got None"),
     "no document": (PAIR_ROW, {"document": None}, "column 'document': expected a text, got None"),
     "no positive": (TRIPLE, {"positive": None}, "column 'positive': expected a text, got None"),
     "no negatives": (TRIPLE, {"negative": []}, r"column 'negative': expected a list of at least one, got \[\]"),
@@ -369,7 +380,7 @@ def test_rows_beyond_the_first_chunk_are_numbered(tmp_path):
         ('{"query": "a"}\n', ".jsonl", "expected the columns of one shape.*got query, none of them"),
         ('{"query": "a", "document": "b", "label": 1}\n[1]\n', ".jsonl", ":2: expected a JSON object"),
         ("query\tdocument\tlabel\na\tb\n", ".tsv", ":2: expected 3 fields, as the header has, got 2"),
-        ("query,document,label\na,b,x\n", ".csv", ":2: column 'label': expected a finite number as score, got 'x'"),
+        ("query,document,label\na,b,x\n", ".csv", ":2: column 'label': expected a whole number as grade, got 'x'"),
         ('query,document,label\na,"b,1\n', ".csv", ":2: expected a row of CSV in UTF-8"),
         ("query,query\na,b\n", ".csv", ":1: expected a header of different names"),
         ("no parquet", ".parquet", "expected a whole parquet file"),
