@@ -1,4 +1,4 @@
-"""Before and after a sharded training: encoders that call their layers, and the trained model in one piece."""
+"""Steps around a sharded training: let encoders call their layers' modules before it, load the whole model after it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Low-rank adapters (LoRA, Hu et al., 2021, arXiv:2106.09685) in an encoder, by the library peft.
 
 The base is frozen; each chosen linear layer y = W x becomes y = W x + (alpha / rank) B A x with trained A and B. peft
-makes the layers, their start and their files. Their forward pass is ours: it computes in the precision of the states,
-where peft converts the states to that of A and B. On CUDA in half precision an adapter is a part of its layer's matrix
-product (`adapted_linear`). peft's dropout modules become hashed ones as any others (`Packing.find_dropout`), so masks
-do not depend on the layout of batches.
+creates and initialises these layers, and defines the format of their files. Their forward pass is our own: it computes
+in the precision of the states, while peft's converts the states to the precision of A and B. On CUDA in half precision
+an adapter is a part of its layer's matrix product (`adapted_linear`). peft's dropout modules are replaced by dropout by
+hash, like all others (`Packing.find_dropout`), so masks do not depend on the layout of batches.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def import_peft() -> Any:
     """Return the module peft.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: peft is not installed.
     """
     try:
         import peft
@@ -279,7 +279,7 @@ def base_fingerprint(root: nn.Module) -> str:
 
 
 def remember_base(model: nn.Module) -> None:
-    """Keep what `base_fingerprint` reads of a model whose frozen weights are about to be rounded."""
+    """Store the values that `base_fingerprint` reads, before the frozen weights of a model are rounded."""
     setattr(model, REMEMBERED, _samples(model))
 
 

@@ -67,7 +67,7 @@ def read(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
     """Read a folder that `write` or transformers wrote.
 
     Returns:
-        The encoder, and the other arguments of `MonoT5`; for a folder of transformers, only those that it defines.
+        The encoder, and the other arguments of `MonoT5`; for a folder of transformers, only those that it states.
 
     Raises:
         CheckpointError: The folder lacks a word or the prompt, or has another key.

@@ -171,7 +171,7 @@ class VectorIndex:
         """Return the copy of a GPU index in main memory, for a search of more vectors than a GPU fetches."""
         if self._copy is None:
             assert self._to_memory is not None
-            log.info("index: a GPU fetches at most %d vectors, the search needs %d: on the CPU", GPU_MAX, count)
+            log.info("index: a GPU fetches at most %d vectors, the search needs %d: it runs on the CPU", GPU_MAX, count)
             self._copy = self._to_memory()
         return self._copy
 

@@ -43,7 +43,7 @@ def composed(*overrides):
         (
             "model.heads=[{task: bm52}]",
             "model.heads[0].task: expected one of bm25, coref, fact, fact_synth, gap, jsonl, ner, ner_rules, rel, sem, "
-            "tf; got 'bm52'",
+            "tf, tfidf; got 'bm52'",
         ),
         ("model.heads=[{task: bm25, layr: 5}]", "model.heads[0].layr: unknown key; did you mean layer?"),
         (

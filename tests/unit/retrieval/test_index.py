@@ -263,7 +263,7 @@ def test_more_vectors_than_a_gpu_fetches_come_from_the_cpu(vectors, gpus, caplog
     assert index.search(points.values[:1], 2048)[1].shape == (1, 2048) and "searched on the CPU" not in caplog.text
     for _ in range(2):
         assert sorted(index.search(points.values[:1], 2100)[1][0]) == list(range(2100))
-    assert caplog.text.count("a GPU fetches at most 2048 vectors, the search needs 2100: on the CPU") == 1
+    assert caplog.text.count("a GPU fetches at most 2048 vectors, the search needs 2100: it runs on the CPU") == 1
 
 
 @pytest.mark.parametrize(("make", "unfit"), [
