@@ -340,7 +340,8 @@ class Encoder(nn.Module):
         else:
             every, weights = output in (Output.ALL_LAYERS, Output.ATTENTION), output is Output.ATTENTION
             request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes, weights)
-            if self.path == "packed":
+            packs = batch.attended is None or self._traits.packs_unattended
+            if self.path == "packed" and packs:
                 forward = self._forward.packed(self.model, request, self.execution.compile)
             else:
                 forward = self._forward.padded(self.model, request, 1.0 if self.path == "by_length" else NEAR)

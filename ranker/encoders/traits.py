@@ -36,6 +36,7 @@ class Traits:
         dim: Size of a state.
         num_layers: Number of layers whose states the model returns.
         why_padded: Why rows are not packed; empty if they are.
+        packs_unattended: Whether packed rows may have tokens that no other attends to; else such batches are padded.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Traits:
     dim: int
     num_layers: int
     why_padded: str = ""
+    packs_unattended: bool = True
 
     def described(self, model_type: str) -> str:
         """Return a line for the log."""
@@ -97,7 +99,8 @@ def _measure(model: Any, forward: TransformersForward, token_ids: list[int], pac
     if packed and family.path is None:
         why, first_position = _try_packed(model, forward, batch, expected)
         if not why:
-            return Traits("packed", first_position, dim, num_layers)
+            unattended = _try_unattended(model, forward, batch)
+            return Traits("packed", first_position, dim, num_layers, packs_unattended=unattended)
     path = family.path
     if path is None:
         padded = torch.stack(list(forward.padded(model, Request(batch, True), shortest=0.01).states))
@@ -114,14 +117,14 @@ def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, exp
         for first in dict.fromkeys((0, (getattr(config, "pad_token_id", None) or 0) + 1)):
             forward.first_position = first
             if _same(torch.stack(list(forward.packed(model, Request(batch, True)).states)), expected):
-                return _try_unattended(model, forward, batch), first
+                return "", first
     except Exception as error:  # any error of a family's own code
         return " ".join(str(error).split())[:100] or type(error).__name__, 0
     return "its states of packed rows differ from those of each row alone", 0
 
 
-def _try_unattended(model: Any, forward: TransformersForward, batch: TokenBatch) -> str:
-    """Find the position id of tokens that no other attends to; return why packed rows do not work, empty if they do.
+def _try_unattended(model: Any, forward: TransformersForward, batch: TokenBatch) -> bool:
+    """Find the position id of tokens that no other attends to; return whether their states are right on packed rows.
 
     OPT's mask gives them the position -1.
     """
@@ -132,8 +135,9 @@ def _try_unattended(model: Any, forward: TransformersForward, batch: TokenBatch)
     for position in (None, -1):
         forward.unattended_position = position
         if _same(torch.stack(list(forward.packed(model, Request(row, True)).states)), expected):
-            return ""
-    return "its states of tokens that are not attended to differ on packed rows"
+            return True
+    forward.unattended_position = None
+    return False
 
 
 def _same(states: Tensor, expected: Tensor) -> bool:
