@@ -88,10 +88,12 @@ def quantize(path: Path) -> None:
     Args:
         path: A graph, which is replaced.
     """
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    whole = path.with_suffix(".whole")
-    path.replace(whole)
+    whole = onnx.load(path)
+    # shapes inside the graph as torch 2.11 writes them contradict those that onnx 1.23 infers
+    del whole.graph.value_info[:]
     level = logging.getLogger().level
     logging.getLogger().setLevel(
         logging.ERROR
@@ -108,7 +110,6 @@ def quantize(path: Path) -> None:
         )
     finally:
         logging.getLogger().setLevel(level)
-        whole.unlink()
 
 
 def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -> None:
