@@ -94,7 +94,7 @@ class JsonlDocs:
         path: The file.
 
     Raises:
-        DataError: The file has no doc, or a line is no such object; the message names file and line.
+        DataError: The file has no doc, or a line is not such an object; the message names file and line.
     """
 
     def __init__(self, path: Path) -> None:

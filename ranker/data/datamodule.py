@@ -149,10 +149,10 @@ class RankData(pl.LightningDataModule):
         if not self._logged_budget:
             self._logged_budget = True
             rank_zero_only(log.info)(
-                "batch.max_tokens: %d in place of %d, the tokens of the largest possible group of %d docs; for less "
-                "memory lower batch.docs or max_doc_tokens",
-                largest,
+                "batch.max_tokens: raised from %d to %d, the tokens of the largest possible group of %d docs; for less "
+                "memory, lower batch.docs or max_doc_tokens",
                 budget,
+                largest,
                 docs,
             )
         return largest

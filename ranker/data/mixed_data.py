@@ -79,7 +79,7 @@ def warn_of_shared_queries(sets: Mapping[str, Splits]) -> None:
 
 
 class MixedData(RankData):
-    """Data loaders of several sets. A training step has groups of them; validation and tests keep them apart.
+    """Data loaders of several sets. Training steps mix the sets; validation and tests keep them apart.
 
     Args:
         sets: Set name -> its data and share.

@@ -1,6 +1,6 @@
-"""Queries that are docs of the collection (ArguAna, Quora): their own docs are left out of rankings and negatives.
+"""Queries that are docs of the collection (ArguAna, Quora): a query's own doc is left out of rankings and negatives.
 
-Where they are not left out, a warning reports them.
+If such docs are not left out, a warning reports them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RowSources:
     Args:
         sets: Name of each set -> its files.
         docs: Files of docs with ids, for rows of ids; None: rows have texts.
-        queries: Files of queries with ids, likewise.
+        queries: Files of queries with ids, also for rows of ids.
         columns: Role -> column; None: roles are recognised by the columns' names.
         workers: Number of processes that parse rows; None: by the number of cores, and no process for few rows.
     """

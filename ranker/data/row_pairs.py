@@ -57,7 +57,7 @@ class PairWriter:
     def close(self, num_queries: int, relevant: Relevant) -> dict[str, int]:
         """Write the grouped files; return the number of pairs, of repeated pairs, and of pairs with two grades.
 
-        A pair that comes again keeps its highest grade and its highest score, whatever the order of rows.
+        A repeated pair keeps its highest grade and its highest score, in any order of the rows.
         """
         self._file.close()
         counts = {"pairs": 0, "repeated": 0, "contradictory": 0}

@@ -19,7 +19,7 @@ from ranker.errors import DataError
 NAMES = {
     "query": ("query", "question", "anchor"),
     "prompt": ("prompt",),
-    "instruction": (),  # data.columns names it: a model without a place for an instruction can't read it
+    "instruction": (),  # only if data.columns names it, since a model without prompts can't read an instruction
     "positive": ("positive", "pos", "positives"),
     "negative": ("negative", "neg", "negatives"),
     "positive_scores": ("pos_scores", "positive_scores"),

@@ -1,4 +1,4 @@
-"""Which docs a training group holds.
+"""Draw the docs of training groups.
 
 A draw depends on (seed, epoch, group) alone, never on workers, devices or earlier draws.
 """

@@ -139,7 +139,7 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
         axes["loss"].plot(steps, running_mean(values, window), color=BLUE, linewidth=1.6, label=name)
         axes["loss"].set_ylabel("training loss")
         axes["loss"].legend(fontsize=8)
-    monitored = str(monitor).rpartition("/")[2]  # its measure, of all sets of a mix
+    monitored = str(monitor).rpartition("/")[2]  # the monitored measure, without the name of a set
     shown = sorted(measured, key=lambda name: (name != monitor, name.rpartition("/")[2] != monitored, name))
     for name, colour in zip(shown, (BLUE, *OTHERS), strict=False):
         steps, values = zip(*measured[name], strict=True)

@@ -212,7 +212,7 @@ class RerankModule(pl.LightningModule):
             self.loss.groups = list(checkpoint["set_groups"])
         if checkpoint.get("base", "") != base_fingerprint(self):
             raise CheckpointError(
-                "checkpoint: expected adapters for the weights of encoder.name, got adapters of another base; the "
+                "checkpoint: expected adapters for the weights of encoder.name, got adapters for other weights; the "
                 "folder that encoder.name names has changed"
             )
         base = base_names(self)

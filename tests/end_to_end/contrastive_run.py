@@ -31,24 +31,8 @@ invariance_run = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(invariance_run)
 
 
-class Losses(pl.Callback):
-    """Collects the loss of each step in full precision."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        self.values.append(module.last_loss)
-
-
-class Recorded(ContrastiveModule):
-    """Keeps the step's loss in full precision."""
-
-    last_loss = float("nan")
-
-    def _is_finite(self, seen) -> bool:
-        self.last_loss = seen[0].item()
-        return super()._is_finite(seen)
+class Recorded(invariance_run.Recording, ContrastiveModule):
+    """Each query against the docs of its step."""
 
 
 class RecordedMatryoshka(Recorded, MatryoshkaModule):
@@ -157,7 +141,7 @@ def train(job: Job) -> dict[str, Any]:
     )  # fmt: skip
     if job.double:
         module = module.double()
-    losses = Losses()
+    losses = invariance_run.Losses()
     trainer = invariance_run.small_trainer(
         job.devices,
         max_epochs=1,

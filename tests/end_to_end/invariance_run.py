@@ -110,14 +110,18 @@ class Losses(pl.Callback):
         self.values.append(module.last_loss)
 
 
-class Recorded(RerankModule):
-    """Keeps the step's loss in full precision."""
+class Recording:
+    """For a training module: keeps the step's loss in full precision, for `Losses`."""
 
     last_loss = float("nan")
 
     def _is_finite(self, seen) -> bool:
         self.last_loss = seen[0].item()
         return super()._is_finite(seen)
+
+
+class Recorded(Recording, RerankModule):
+    """Each query against its own docs."""
 
 
 @dataclass

@@ -38,14 +38,8 @@ MODELS = {
 }
 
 
-class Recorded(SparseModule):
-    """Keeps the step's loss in full precision."""
-
-    last_loss = float("nan")
-
-    def _is_finite(self, seen) -> bool:
-        self.last_loss = seen[0].item()
-        return super()._is_finite(seen)
+class Recorded(invariance_run.Recording, SparseModule):
+    """With penalties on the term weights."""
 
 
 class Halved(Recorded):
@@ -127,7 +121,7 @@ def train(job: Job) -> dict[str, Any]:
         ),
         sparsity=Sparsity(options.get("regularizer", "flops"), 0.02, 0.05, penalty_warmup=0.7),
     ).double()  # fmt: skip
-    losses = contrastive_run.Losses()
+    losses = invariance_run.Losses()
     trainer = invariance_run.small_trainer(job.devices, max_epochs=1, precision="64-true", callbacks=[losses])
     trainer.fit(module, datamodule=data)
     measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
