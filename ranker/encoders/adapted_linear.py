@@ -140,8 +140,8 @@ class Siblings:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the stacked weights: copies stack their own."""
-        empty = {"wide": None, "first": None, "bias": None, "_base": [], "_states": None, "_outputs": ()}
-        return {**self.__dict__, **empty}
+        state = self.__dict__ | dict.fromkeys(("wide", "first", "bias", "_states"))
+        return {**state, "_base": [], "_outputs": ()}
 
     def output(self, number: int, states: Tensor) -> Tensor:
         """Return the output of a layer [..., outputs] for states [..., inputs], after `refresh`."""

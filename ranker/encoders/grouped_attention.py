@@ -56,13 +56,15 @@ def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
     short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
     longest = kernels.MAX_LENGTH if short else longest  # one number, so that layers are compiled once for all such rows
     wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
-    return GroupedRows(ends, layout.blocks if short else ends, longest, short, wide)
+    # compiled code is made anew for each bound, so that of all short rows is the same
+    return GroupedRows(ends, layout.blocks if short else ends, max(longest, 512), short, wide)
 
 
 @cache
 def _shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may use."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 @custom_op("ranker::grouped_attention", mutates_args=())
@@ -100,7 +102,7 @@ def grouped_attention(
 
 @grouped_attention.register_fake
 def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    tokens, heads, _ = query.shape
+    tokens, heads = query.shape[:2]
     return query.new_empty(query.shape), query.new_empty(heads, tokens, dtype=torch.float32)
 
 
