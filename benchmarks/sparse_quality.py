@@ -110,7 +110,7 @@ def table(options: argparse.Namespace) -> list[str]:
     for name, title in {"untrained": "untrained", **PROGRAMS}.items():
         seeds = [""] if name == "untrained" else [f"_{seed}" for seed in range(options.seeds)]
         folders = [options.out / f"search_{name}{seed}" for seed in seeds]
-        (costs,) = ([next(iter(json.loads((folder / "search.json").read_text()).values())) for folder in folders],)
+        costs = [next(iter(json.loads((folder / "search.json").read_text()).values())) for folder in folders]
         cells = []
         for measure in MEASURES:
             found = [values(folder, measure) for folder in folders]
