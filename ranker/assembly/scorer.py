@@ -67,7 +67,7 @@ def build_scorer(cfg: DictConfig) -> Scorer:
         )
     if cfg.get("resume"):
         scorer = built_for(Path(cfg.checkpoint), cfg, Execution.of(cfg.encoder)).train()
-        align(scorer)
+        align(scorer)  # type: ignore[arg-type]
         _drop_layers(scorer, cfg)
         return scorer
     scorer = instantiate(

@@ -58,7 +58,6 @@ class NativeHead(nn.Module):
     def __init__(self, whole: Any, encoder: Encoder, dropout: float = 0.0) -> None:
         super().__init__()
         whole.eval()
-        align(whole)
         # a causal model's head reads the last token that is not padding
         whole.config.get_text_config().pad_token_id = padding_token_id(encoder)
         encoder.make_first_token_global()
@@ -69,6 +68,7 @@ class NativeHead(nn.Module):
             expected = whole(input_ids=row.tokens.unsqueeze(0)).logits
         self.prefix = str(whole.base_model_prefix)
         setattr(whole, self.prefix, GivenStates(getattr(whole, self.prefix)))
+        align(whole)  # without the encoder, whose own weights are aligned already
         self.whole = whole
         self.reads = self._measured(row, encoder.dim)
         with torch.no_grad():

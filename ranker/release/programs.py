@@ -108,15 +108,24 @@ def _words(folder: Path, device: str, batch: int) -> Program:
         values = model(**inputs).logits[torch.arange(len(ends), device=ends.device), ends].float()
         return values[:, yes] - values[:, no]
 
-    return _by_transformers(folder, device, logits, batch)
+    return _by_transformers(folder, device, logits, batch, side="right")
 
 
-def _by_transformers(folder: Path, device: str, logits: Callable[[Any], torch.Tensor], batch: int) -> Program:
-    """Return a program that tokenizes pairs, or filled prompts, and pads batches of near lengths."""
+def _by_transformers(
+    folder: Path,
+    device: str,
+    logits: Callable[[Any], torch.Tensor],
+    batch: int,
+    side: str | None = None,
+) -> Program:
+    """Return a program that tokenizes pairs, or filled prompts, and pads batches of near lengths.
+
+    They are padded at the tokenizer's own side unless `side` names one: XLNet's classifier reads the last column.
+    """
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    tokenizer.padding_side = "right"
+    tokenizer.padding_side = side or tokenizer.padding_side
     prompt = read_prompt(folder)
 
     def score(pairs: Pairs) -> np.ndarray:

@@ -118,8 +118,9 @@ def transformers_flops(config: Any, weights: LinearWeights, tokens: int, squares
     config = getattr(config, "encoder", config)  # T5Gemma's encoder has a configuration of its own
     heads = getattr(config, "num_attention_heads", None) or 0
     size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
-    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    pairs = sum(near if name == "sliding_attention" else squares for name in types if name.endswith("attention"))
-    if weights.causal:
-        pairs = (pairs + len(types) * tokens) / 2
+    only = "sliding_attention" if isinstance(getattr(config, "sliding_window", None), int) else "full_attention"
+    types = getattr(config, "layer_types", None) or [only] * config.num_hidden_layers
+    counted = {"full_attention": squares, "sliding_attention": near}  # others have no products of pairs
+    found = [counted[name] for name in types if name in counted]
+    pairs = sum((each + tokens) / 2 if weights.causal else each for each in found)
     return tokens * (6.0 * weights.trained + 4.0 * weights.frozen) + 12.0 * heads * size * pairs

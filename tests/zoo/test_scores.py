@@ -162,6 +162,13 @@ def test_another_program_scores_one_pair_at_a_time_where_padding_changes_scores(
     assert ["batch_size=1" in "".join(model_use(facts | {"alone": alone})) for alone in (True, False)] == [True, False]
 
 
+@pytest.mark.parametrize("family", ["xlnet", "gpt2", "roberta"])
+def test_transformers_pads_where_the_tokenizer_says(family, saved):
+    """XLNet's classifier reads the last column, so its rows are padded on the left."""
+    _, scores, folder = saved(family)
+    np.testing.assert_allclose(program_of(folder)(SAME_QUERY[:-1]), scores[:-1].numpy(), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(("family", "reached"), [("convbert", True), ("mobilebert", True), ("bert", False)])
 def test_filling_that_reaches_tokens_that_do_not_attend_to_it_is_named(family, reached, checkpoint, caplog):
     torch.manual_seed(0)
