@@ -81,7 +81,8 @@ class CPUSearch:
         rows = np.sort(best(rows, total, effort.candidates))
         if len(rows) <= effort.rescore:
             return rows
-        vectors, total, chosen = (index.codes, index.residuals, index.ends), np.zeros(1), []
+        vectors, total = (index.codes, index.residuals, index.ends), np.zeros(1)
+        chosen: list[np.ndarray] = []
         for group, (_, bounds) in zip(groups, reached, strict=True):
             words = group.centroids.view(np.uint64), group.parts.reshape(-1, kernels.LANES).view(np.uint64)
             scores, nearest = kernels.refine(*words, probed[1], bounds[1] + group.zeros, vectors, rows)

@@ -223,7 +223,8 @@ class TensorSearch:
             owners: The query of each pair, int64 [pairs].
             rows: Row of the doc of each pair, int64 [pairs]; a doc without vectors has the score -inf.
         """
-        dim, scores = queries.values.shape[1], []
+        dim = queries.values.shape[1]
+        scores: list[Tensor] = []
         block = max(1, SIMILARITIES // max(1, 8 * dim * self.longest))
         for own, some in zip(owners.split(block), rows.split(block), strict=True):
             counts = self.counts[some]

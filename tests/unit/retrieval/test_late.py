@@ -133,6 +133,7 @@ def test_it_finds_the_best_with_exact_scores(store, monkeypatch, engine):
     if engine == "torch":
         monkeypatch.setattr(index, "find_spec", lambda name: None)
     small_effort(monkeypatch)
+    monkeypatch.setattr(index, "EXACT_SHARE", 1.1)
     opened = Plaid(probes=12, candidates=12, rescore=3).over(store)
     assert (opened._cpu is None) == (engine == "torch")
     queries, hits = asked(), 0
