@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from gzip import GzipFile
+from io import BufferedReader
 from typing import IO
 
 import numpy as np
@@ -13,7 +15,7 @@ BLOCK = 1 << 24  # bytes that are read at a time
 _LINE_FEED, _TAB, _RETURN = 10, 9, 13
 
 
-def whole_lines(stream: IO[bytes], size: int = BLOCK) -> Iterator[bytes]:
+def whole_lines(stream: IO[bytes] | GzipFile | BufferedReader, size: int = BLOCK) -> Iterator[bytes]:
     r"""Yield a stream in blocks of about `size` bytes that end with a line feed; one is added to a last line without.
 
     >>> import io

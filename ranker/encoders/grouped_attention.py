@@ -54,9 +54,8 @@ def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
     """
     ends = layout.batch.cu_seqlens
     short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
-    longest = kernels.MAX_LENGTH if short else longest  # one number, so that layers are compiled once for all such rows
     wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
-    # compiled code is made anew for each bound, so that of all short rows is the same
+    # layers are compiled again for each bound, so all short rows have the same
     return GroupedRows(ends, layout.blocks if short else ends, max(longest, 512), short, wide)
 
 

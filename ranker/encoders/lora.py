@@ -188,8 +188,8 @@ def _own_layer() -> type:
 
         def forward(self, states: Tensor, *args: Any, **options: Any) -> Tensor:
             """Return the layer's output [..., outputs] for states [..., inputs]."""
-            forward = None if self.siblings is None else self.packing.current
-            if forward is not None and forward.stacked:
+            forward = self.packing.current
+            if self.siblings is not None and forward is not None and forward.stacked:
                 stacked: Tensor = self.siblings.output(self.place, states)
                 return stacked
             if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:

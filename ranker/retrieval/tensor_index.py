@@ -103,9 +103,10 @@ class TensorIndex:
             self._longest = max(self._longest, float(np.sqrt(np.einsum("vd,vd->v", chunk, chunk).max(initial=0.0))))
             some = slice(done, done + len(chunk))
             targets = [target for target in (part.values, part.exact) if target is not None]
-            values = torch.from_numpy(chunk).to(part.device) if targets else None
-            for target in targets:
-                target[some] = values
+            if targets:
+                values = torch.from_numpy(chunk).to(part.device)
+                for target in targets:
+                    target[some] = values
             done += len(chunk)
 
     def margin(self, queries: np.ndarray) -> np.ndarray:

@@ -133,7 +133,8 @@ def long_signatures(tree: Tree, from_yaml: set[str]) -> list[str]:
     Exempt are
     - the `_target_`s of conf/: their parameters are the keys of a yaml, one line each;
     - Triton kernels and the functions that launch them (folders `kernels`): their parameters are pointers and strides;
-    - methods of `torch.autograd.Function`: each tensor that needs a gradient must be a separate parameter.
+    - methods of `torch.autograd.Function` and operators of `torch.library.custom_op`: each tensor that needs a gradient
+      must be a separate parameter.
     """
     found = []
     for name, function, owner in functions(tree):
@@ -141,7 +142,8 @@ def long_signatures(tree: Tree, from_yaml: set[str]) -> list[str]:
         names = [part.arg for part in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         count = len([part for part in names if part not in ("self", "cls")])
         is_autograd = owner is not None and any(ast.unparse(base).endswith("autograd.Function") for base in owner.bases)
-        is_exempt = is_autograd or ".kernels." in name or name.removesuffix(".__init__") in from_yaml
+        is_operator = any("custom_op(" in ast.unparse(decorator) for decorator in function.decorator_list)
+        is_exempt = is_autograd or is_operator or ".kernels." in name or name.removesuffix(".__init__") in from_yaml
         if count > PARAMETERS and not is_exempt:
             found.append(f"{name} has {count} parameters")
     return found
