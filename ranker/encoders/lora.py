@@ -188,9 +188,9 @@ def _own_layer() -> type:
 
         def forward(self, states: Tensor, *args: Any, **options: Any) -> Tensor:
             """Return the layer's output [..., outputs] for states [..., inputs]."""
-            forward = self.packing.current
-            if self.siblings is not None and forward is not None and forward.stacked:
-                stacked: Tensor = self.siblings.output(self.place, states)
+            siblings = self.siblings
+            if siblings is not None and self.packing.current is not None and self.packing.current.stacked:
+                stacked: Tensor = siblings.output(self.place, states)
                 return stacked
             if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
                 result: Tensor = super().forward(states, *args, **options)

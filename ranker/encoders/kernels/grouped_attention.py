@@ -35,7 +35,7 @@ def _reads(i, j, length, WINDOW: tl.constexpr):
         return (j <= i) & (j < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _attend(
     query, key, value, out, sums, cu_seqlens, blocks, query_stride, key_stride, value_stride, num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
@@ -95,7 +95,7 @@ def _mean(upstream, out, in_row):
     return tl.sum(upstream.to(tl.float32) * tl.load(out, mask=in_row, other=0.0).to(tl.float32), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _backward(
     grad_out, query, key, value, out, sums, grad_query, grad_key, grad_value, cu_seqlens, blocks,
     query_stride, key_stride, value_stride, num_tokens,
