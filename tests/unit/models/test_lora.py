@@ -207,7 +207,7 @@ def test_the_fingerprint_of_a_base_does_not_depend_on_its_precision(tmp_path):
         ({"rank": 0}, r"^encoder\.lora\.rank: expected at least 1, got 0$"),
         ({"alpha": 0.0}, r"^encoder\.lora\.alpha: expected a number above 0, got 0\.0$"),
         ({"dropout": 1.0}, r"^encoder\.lora\.dropout: expected at least 0 and below 1, got 1\.0$"),
-        ({"base": "int8"}, r"^encoder\.lora\.base: expected float32 or bfloat16, got 'int8'$"),
+        ({"base": "int4"}, r"^encoder\.lora\.base: expected one of float32, bfloat16, int8, nf4; got 'int4'$"),
         (
             {"targets": "all"},
             r"^encoder\.lora\.targets: expected attention, mlp, all-linear or a list of names, got 'all'$",
