@@ -65,7 +65,9 @@ class LoRA:
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"encoder.lora.dropout: expected at least 0 and below 1, got {self.dropout}")
         if self.base not in (*PRECISIONS, *ROUNDED):
-            raise ConfigError(f"encoder.lora.base: expected one of {', '.join((*PRECISIONS, *ROUNDED))}; got {self.base!r}")
+            raise ConfigError(
+                f"encoder.lora.base: expected one of {', '.join((*PRECISIONS, *ROUNDED))}; got {self.base!r}"
+            )
         if self.base in ROUNDED and importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigError(
                 f"encoder.lora.base: expected the package bitsandbytes for {self.base}, which is not installed; pip "
