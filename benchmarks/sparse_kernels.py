@@ -19,6 +19,7 @@ from ranker.interactions import term_pooling  # noqa: E402
 from ranker.types import TokenBatch  # noqa: E402
 
 TERMS = 200
+HAS_KERNEL = term_pooling.has_kernel
 
 
 def table(args: argparse.Namespace, dim: int, vocabulary: int) -> None:
@@ -35,13 +36,12 @@ def table(args: argparse.Namespace, dim: int, vocabulary: int) -> None:
     bias = torch.zeros(vocabulary, device="cuda").requires_grad_()
     print(f"\n{len(lengths)} rows of {args.tokens} tokens, dim {dim}, {vocabulary} words")
     print("| form | pooling | forward ms | with backward ms | memory added |\n| --- | --- | --- | --- | --- |")
-    real = term_pooling.has_kernel
     for pooling in ("max", "sum"):
         with torch.no_grad():
             weights = term_pooling.term_weights(inputs, matrix, bias, batch, pooling, "relu")
             kept = weights.flatten().kthvalue(int(weights.numel() * (1 - TERMS / vocabulary))).values
         for form in ("kernel", "blocks"):
-            term_pooling.has_kernel = real if form == "kernel" else lambda inputs, dtype: False
+            term_pooling.has_kernel = HAS_KERNEL if form == "kernel" else lambda inputs, dtype: False
 
             def forward(pooling: str = pooling) -> torch.Tensor:
                 return term_pooling.term_weights(inputs, matrix, bias, batch, pooling, "relu")
