@@ -72,7 +72,8 @@ def _token(cfg: DictConfig) -> bytes | None:
         return None
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{source}: expected a token of printable ASCII characters without spaces, got none")
+        got = "other characters" if token else "an empty one"
+        raise ConfigError(f"{source}: expected a token of printable ASCII characters without spaces, got {got}")
     return token.encode()
 
 

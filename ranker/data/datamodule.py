@@ -128,8 +128,9 @@ class RankData(pl.LightningDataModule):
         if novelty is not None:
             if isinstance(sampler, RowGroups) and collection.rows is not None and collection.rows.scores is not None:
                 raise ConfigError(
-                    "batch.novelty: expected null with rows that have a teacher's scores, which may be below 0; 0 is "
-                    f"the label of a doc that repeats another and has to be the lowest one; got {novelty}"
+                    "batch.novelty: expected null with rows that have a teacher's scores: a doc that repeats another "
+                    "gets the label 0, which must be the lowest one, and a teacher's scores may be below 0; "
+                    f"got {novelty}"
                 )
             sampler = NovelGroups(sampler, collator.docs, novelty, collator.prefix_tokens[1])
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None

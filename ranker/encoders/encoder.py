@@ -48,16 +48,16 @@ class TokenCounts:
 class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
-    Every family runs on the fastest path on which a row has the same states as alone (`path`):
+    Every family runs on the fastest path that gives a row the same states as if it were the only row (`path`):
 
-    - `bert`, `distilbert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of
-      this package (`ragged_forward`);
+    - `bert`, `distilbert`, `modernbert`: layers of this package, without padding (`ragged_forward`), for families with
+      these layers (`Family.layers`);
     - `packed`: transformers' own forward on one row that holds all texts, without padding;
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of equal length, for families whose states depend on padding.
 
-    The first two are facts about families (`Family.layers`); the others are measured (`traits`). On CUDA in half
-    precision, attention also runs without padding; it then applies no attention dropout.
+    The paths of the first item are fixed by `Family.layers`; a measurement chooses among the others (`traits`). On CUDA
+    in half precision, attention also runs without padding; it then applies no attention dropout.
 
     Args:
         model: The transformers model, without its pooler.
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
-        CheckpointError: The model does not run on a row by itself.
+        CheckpointError: The model cannot run even a single row alone.
         ConfigError: An option requires what the family does not have.
     """
 
@@ -113,7 +113,7 @@ class Encoder(nn.Module):
     def run_by_transformers(self) -> None:
         """Run transformers' own forward on the path that a measurement finds.
 
-        Sharded layers and products in fp8 need it: there only a call of a layer computes with its weights.
+        Sharded layers and products in fp8 need this: their weights can only be used by calling the layer's module.
         """
         model, tokenizer, execution = self.model, self.tokenizer, self.execution
         words: Any = model.get_input_embeddings().weight
@@ -200,7 +200,7 @@ class Encoder(nn.Module):
         self.layer_drop = rate
 
     def make_first_token_global(self) -> None:
-        """Let first tokens read all tokens, and all tokens read them, where others see a window (Longformer)."""
+        """Let each row's first token attend to all its tokens, and all of them to it, despite windows (Longformer)."""
         self._first_token_is_global = True
         for name, weight in self.model.named_parameters():
             if "_global." in name:
@@ -225,7 +225,7 @@ class Encoder(nn.Module):
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
 
     def first_tokens_of(self, batch: TokenBatch, layer: int) -> Tensor | None:
-        """Return the state of each row's first token after a layer, [rows, dim], without computing what it leaves out.
+        """Return the state of each row's first token after a layer, [rows, dim]; no higher layer is computed.
 
         Args:
             batch: The batch.
@@ -240,7 +240,7 @@ class Encoder(nn.Module):
         return last(self._run(batch, Output.FIRST_TOKENS, skipped=above))[: batch.num_rows].to(self.model.dtype)
 
     def last_of_groups(self, batch: TokenBatch, sizes: Sequence[int]) -> Tensor:
-        """Return the last layer's state of each row's last token, [rows, dim]; rows share the prefixes that they have.
+        """Return the last layer's state of each row's last token, [rows, dim]; a common prefix is computed once.
 
         In training, dropout masks of a prefix are those of the first row of its group.
 
@@ -270,7 +270,7 @@ class Encoder(nn.Module):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
     def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
-        """Return the states that the lower l layers alone would return (`lower`), [tokens, dim] for each l, ascending.
+        """Return the states [tokens, dim] that `lower(l)` would return, for each number l in `layers`, ascending.
 
         Args:
             batch: The batch.

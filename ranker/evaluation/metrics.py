@@ -139,7 +139,8 @@ def _overlap_warnings(run: Run, judged: Qrels, missing: Sequence[str]) -> Iterat
     if not measured:
         other = next((query_id for query_id, docs in run.items() if docs), None)
         has = "the run is empty" if other is None else f"the run has ids like {other!r}"
-        yield f"0 of {len(judged)} judged queries found in the run: judged are ids like {next(iter(judged))!r}, {has}"
+        have = f"the qrels have ids like {next(iter(judged))!r}, {has}"
+        yield f"0 of {len(judged)} judged queries found in the run: {have}"
         return
     if missing:
         queries = (
@@ -147,7 +148,7 @@ def _overlap_warnings(run: Run, judged: Qrels, missing: Sequence[str]) -> Iterat
             if len(missing) == 1
             else f"{len(missing)} judged queries have no results and count"
         )
-        yield f"{queries} 0, as {missing[0]!r}"
+        yield f"{queries} 0, for example {missing[0]!r}"
     if all(judged[query_id].keys().isdisjoint(run[query_id]) for query_id in measured):
         judged_doc, run_doc = next(iter(judged[measured[0]])), next(iter(run[measured[0]]))
         yield (f"none of the judged documents of any query occurs in the run: for query {measured[0]!r} "
@@ -159,11 +160,11 @@ def _query_warnings(without_relevant: Sequence[str], ignored: Sequence[str], rel
         queries = "1 query has" if len(without_relevant) == 1 else f"{len(without_relevant)} queries have"
         grade = "" if relevance == 1 else f" (grade {relevance} or higher)"
         example = without_relevant[0]
-        yield f"{queries} no relevant document{grade} and can only score 0 in binary measures, as {example!r}"
+        yield f"{queries} no relevant document{grade} and can only score 0 in binary measures, for example {example!r}"
     if ignored:
         queries = (
             "1 query of the run is not judged and was"
             if len(ignored) == 1
             else f"{len(ignored)} queries of the run are not judged and were"
         )
-        yield f"{queries} ignored, as {ignored[0]!r}"
+        yield f"{queries} ignored, for example {ignored[0]!r}"

@@ -19,11 +19,11 @@ MARKER = re.compile(r"\[\S+\]|<\S+>")
 
 
 def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
-    """Make each marker one special token of the tokenizer, so that no text contains it.
+    """Make markers special tokens of the tokenizer, so that tokenizing a text never gives them.
 
     A marker of the vocabulary keeps its embedding. A marker in brackets that the vocabulary lacks, such as `[Q]`, is
     added; its embedding is the mean of all (Hewitt, 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
-    Other markers are texts of one or more tokens. Nothing is drawn at random, so a model that is built again has the
+    Any other marker is tokenized as ordinary text. Nothing is drawn at random, so a model that is built again has the
     same weights.
 
     Args:
@@ -51,8 +51,8 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
                 encoder.model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
         except (TypeError, NotImplementedError) as error:  # I-BERT
             raise ConfigError(
-                f"model.query_prompt: expected a marker of the vocabulary, or a text, got {' and '.join(new)}; "
-                f"the embeddings of {encoder.config.model_type} models can't be extended"
+                "model.query_prompt: expected a marker of the vocabulary, or a text without brackets, got "
+                f"{' and '.join(new)}; the embeddings of {encoder.config.model_type} models can't be extended"
             ) from error
         config: Any = encoder.config
         getattr(config, "encoder", config).vocab_size = max(ids) + 1  # T5Gemma's encoder has a configuration of its own

@@ -55,9 +55,9 @@ class DPR(nn.Module):
         learn_temperature: Whether the temperature is trained (never below 0.01).
         projection: Size of a linear layer after pooling; None: no such layer.
         activation: After the projection: a key of `ACTIVATIONS`.
-        query_prompt: Text before each query, tokenized together with it, or a template that ends with `{query}`, as
-            in `Instruct: {instruction}\nQuery: {query}` (E5, RepLLaMA); special tokens of the tokenizer in it stay
-            special.
+        query_prompt: Text before each query, or a template that ends with `{query}`, such as
+            `Instruct: {instruction}\nQuery: {query}` (E5, RepLLaMA). Prompt and query are tokenized together. The
+            tokenizer's special tokens in the prompt are kept as special tokens.
         doc_prompt: The same before each doc; a template ends with `{doc}`.
         instruction: Text for `{instruction}` in the prompts.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
@@ -206,7 +206,7 @@ class DPR(nn.Module):
         return functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def vectors_after(self, batch: TokenBatch, layers: Sequence[int], docs: bool) -> Tensor:
-        """Return a vector per text after each of some layers, before `compared`, float32 [texts, layers, dim].
+        """Return the vector of each text after each given layer, without `compared`, float32 [texts, layers, dim].
 
         Args:
             batch: Texts of queries, or of docs.
@@ -228,7 +228,7 @@ class DPR(nn.Module):
 
         Args:
             layers: Number of layers to keep.
-            dim: Size of a vector; a projection that drops the other numbers is added, or cut.
+            dim: Size of a vector. An existing projection is cut to it; else one that keeps the first numbers is added.
 
         Raises:
             ConfigError: The model has fewer layers or smaller vectors, or its layers are not in one list.

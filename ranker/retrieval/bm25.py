@@ -55,7 +55,7 @@ class BM25:
         bigrams: Whether Chinese, Japanese, Korean, Thai ... are indexed as pairs of characters and single characters
             (`ranker.retrieval.words`).
         threads: Number of queries that are searched in parallel.
-        variant: One of `VARIANTS`; `tfidf` is that of `TFIDF`.
+        variant: One of `VARIANTS`; `tfidf` weighs words as the scorer `TFIDF` does.
         delta: Lower bound of a word's weight in a doc that has it, for `bm25l` and `bm25+`.
 
     Raises:
@@ -94,7 +94,7 @@ class BM25:
             self._index = TFIDFWeights(tokens.offsets, tokens.flat, vocabulary)
         elif vocabulary:
             index = _bm25s_index(tokens, vocabulary, variant, k1=k1, b=b, delta=delta)
-            # kept apart, so that a score above 0 means a shared word
+            # without the floor, a score above 0 in the index means that doc and query share a word
             self._floor, index.nonoccurrence_array = index.nonoccurrence_array, None
             self._index = index
             weights = self._index.scores["data"]
@@ -169,7 +169,7 @@ class BM25:
         return rows, scores[rows] + np.float32(sum(map(self._floor_of, words)))
 
     def _floor_of(self, word: str) -> float:
-        """Return what a word of a query adds to the score of each doc."""
+        """Return the score that a doc gets for a word that it lacks; the index stores weights above it."""
         return (
             float(self._floor[self._vocabulary[word]]) if self._floor is not None and word in self._vocabulary else 0.0
         )

@@ -71,7 +71,7 @@ class RerankModule(pl.LightningModule):
         if self._has_reference:
             check_reference(scorer)  # type: ignore[arg-type]
         self._pending: PendingStep | None = None
-        self._collectors: dict[int, ScoreCollector] = {}  # by the number of the validation set
+        self._collectors: dict[int, ScoreCollector] = {}  # key: index of the validation set
 
     # training
     # ----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class RerankModule(pl.LightningModule):
             )
 
     def on_train_end(self) -> None:
-        """Check the last step. From now on dropout is random again."""
+        """Check the last step. From now on, dropout seeds are drawn at random again."""
         self._check_pending()
         for encoder in self._encoders:
             encoder.end_training()
@@ -180,9 +180,11 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the skipped steps, each set's groups and the round of negatives; leave out the weights below adapters.
+        """Store counts of the training; leave out the frozen weights to which adapters were added.
 
-        The last step is checked first, so that no checkpoint is written if that step must end the training.
+        The counts are those of skipped steps, of each set's groups, and of the rounds of refreshed negatives. The last
+        step is checked first, so that no checkpoint is written after a step that was not finite, if that step ends the
+        training (`NonFiniteOptions`).
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps

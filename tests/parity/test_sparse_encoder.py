@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers' SparseEncoder give that library's scores, read and written."""
+"""A SparseEncoder folder that this package reads or writes gives the scores of sentence-transformers."""
 
 import importlib.util
 import json

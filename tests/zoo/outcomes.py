@@ -12,14 +12,14 @@ class Outcome:
     Args:
         path: `Encoder.path`: `bert` and `modernbert` (layers of this package, without padding), `packed`
             (transformers' layers on one packed row), `padded`, or `by_length` (rows of one length together).
-        refused: Start of the error that a training raises before any work, after the folder's name; empty: the family
-            trains.
+        refused: How the error message begins, not counting the folder's name, if training is refused before any work;
+            empty: the family trains.
         own_export: Whether the scores are exported as the family's own sequence classification model; else as
             sentence-transformers' modules.
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
-            a function; `refused`: the family has no dropout on states.
+            dropout as a function, not as a module; `refused`: the family has no dropout on states.
         multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
-        single: Largest difference in float32 from the states of a row alone, as a share of the largest state.
+        single: Allowed difference in float32 between a row's states in a batch and alone, relative to the largest state.
         double: The same in float64; 0: the family's code does not run in float64.
     """
 
@@ -54,7 +54,7 @@ NO_CLASSIFIER = "t5 t5-encoder longt5 umt5 mt5 t5gemma granite lfm2 mamba mamba2
 DROPOUT = {
     "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
         mamba2 qwen3_moe mixtral""",
-    "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, which depend on the longest row
+    "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, as many as the longest row needs
 }
 
 TOLERANCES = {

@@ -1,4 +1,4 @@
-"""Deterministic column sums: each Triton program adds a few columns, so enough programs run."""
+"""Deterministic column sums: a Triton program sums few columns, so there are enough programs to fill the GPU."""
 
 from __future__ import annotations
 

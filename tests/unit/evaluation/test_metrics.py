@@ -78,7 +78,7 @@ def test_pc04_judged_query_without_results_counts_zero():
     assert evaluation.per_query["q2"] == close(
         {"AP": 0.5, "RR@10": 0.5, "RR": 0.5, "nDCG@10": 0.630930, "NumQ": 1.0, "NumRel": 1.0}
     )
-    assert evaluation.warnings == ["1 judged query has no results and counts 0, as 'q4'"]
+    assert evaluation.warnings == ["1 judged query has no results and counts 0, for example 'q4'"]
 
 
 def test_pc05_query_whose_judgements_are_all_zero():
@@ -87,7 +87,9 @@ def test_pc05_query_whose_judgements_are_all_zero():
     assert evaluation.means == dict.fromkeys(names, 0.5)
     assert evaluation.num_queries == 2
     assert evaluation.num_without_relevant == 1
-    assert evaluation.warnings == ["1 query has no relevant document and can only score 0 in binary measures, as 'q2'"]
+    assert evaluation.warnings == [
+        "1 query has no relevant document and can only score 0 in binary measures, for example 'q2'"
+    ]
 
 
 def test_pc08_a_repeated_judgement_that_was_collapsed_gives_a_perfect_run():
@@ -122,7 +124,7 @@ def test_pc11_ndcg_is_untouched_where_no_doc_reaches_the_threshold():
     expected = (1 / math.log2(3) + 1 / 2) / (1 + 1 / math.log2(3))
     assert evaluation.means == close({"AP(rel=2)": 0.0, "nDCG@10": expected, "NumRel(rel=2)": 0.0})
     assert evaluation.warnings == [
-        "1 query has no relevant document (grade 2 or higher) and can only score 0 in binary measures, as 'q1'"
+        "1 query has no relevant document (grade 2 or higher) and can only score 0 in binary measures, for example 'q1'"
     ]
 
 
@@ -223,11 +225,11 @@ def test_pc22_ids_that_only_look_alike():
     assert evaluation.means == {"AP": 0.0}
     assert (
         evaluation.warnings[0]
-        == "0 of 1 judged queries found in the run: judged are ids like '1', the run has ids like '01'"
+        == "0 of 1 judged queries found in the run: the qrels have ids like '1', the run has ids like '01'"
     )
-    assert evaluation.warnings[1] == "1 query of the run is not judged and was ignored, as '01'"
+    assert evaluation.warnings[1] == "1 query of the run is not judged and was ignored, for example '01'"
     assert evaluate({}, qrels_of("1 d1 1"), ["AP"]).warnings == [
-        "0 of 1 judged queries found in the run: judged are ids like '1', the run is empty"
+        "0 of 1 judged queries found in the run: the qrels have ids like '1', the run is empty"
     ]
 
 
@@ -239,7 +241,7 @@ def test_pc23_no_overlap_of_docs_shows_an_id_of_each_side():
         "none of the judged documents of any query occurs in the run: "
         "for query 'q1' 'urn:doc:0123456789-abcdefghij' is judged, "
         "the run has 'urn:doc:0123456789-a'; compare the ids",
-        "2 queries of the run are not judged and were ignored, as 'q9'",
+        "2 queries of the run are not judged and were ignored, for example 'q9'",
     ]
     assert evaluation.num_ignored == 2
 

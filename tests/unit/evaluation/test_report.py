@@ -125,7 +125,7 @@ def test_comparison_by_hand(tmp_path):
         }
         for name, mean in {"RR@10": 0.625, "R@1": 0.5}.items()
     }
-    assert metrics["warnings"] == ["1 judged query has no results and counts 0, as 'q4'"]
+    assert metrics["warnings"] == ["1 judged query has no results and counts 0, for example 'q4'"]
     rows = [json.loads(line) for line in (tmp_path / "per_query.jsonl").read_text().splitlines()]
     assert rows == [
         {"query_id": "q1", "measures": {"RR@10": 1.0, "R@1": 1.0}, "baseline": {"RR@10": 0.5, "R@1": 0.0}},
@@ -246,7 +246,7 @@ def test_table_with_baseline():
     metrics = {
         "measures": {"nDCG@10": 0.44024, "AP(rel=2)": 0.5},
         "num_queries": 300,
-        "warnings": ["1 judged query has no results and counts 0, as '[bold]'"],
+        "warnings": ["1 judged query has no results and counts 0, for example '[bold]'"],
         "comparison": {"nDCG@10": entry, "AP(rel=2)": {**entry, "delta": -0.1, "p_value": 0.00004}},
     }
     lines = table(metrics).splitlines()
@@ -258,7 +258,7 @@ def test_table_with_baseline():
     assert re.findall(r"[^│\s]+", row) == ["nDCG@10", "0.4402", "0.3871", "+0.0531", "0.012", "0.025", "90/60/150"]
     [row] = [line for line in lines if "AP(rel=2)" in line]
     assert re.findall(r"[^│\s]+", row)[3:5] == ["-0.1000", "<0.001"]
-    assert lines[-1] == "warning: 1 judged query has no results and counts 0, as '[bold]'"
+    assert lines[-1] == "warning: 1 judged query has no results and counts 0, for example '[bold]'"
 
 
 def test_table_without_baseline():

@@ -7,8 +7,8 @@ from ranker.losses.pointwise_cross_entropy import PointwiseCrossEntropy
 
 
 def test_value_by_hand(value):
-    # Group 1: relevant at 2: ln(1 + e^-2) = 0.126928; not relevant at 1: ln(1 + e^1) = 1.313262; mean 0.720095.
-    # Group 2: relevant (grade 3) at 0: ln 2 = 0.693147. Mean over groups: 0.706621; over the three docs it would be
+    # Group 1: score 2, relevant: ln(1 + e^-2) = 0.126928; score 1, not relevant: ln(1 + e^1) = 1.313262; mean 0.720095.
+    # Group 2: score 0, relevant (grade 3): ln 2 = 0.693147. Mean over groups: 0.706621; over the three docs it would be
     # 0.711112.
     assert value(PointwiseCrossEntropy(), [[2.0, 1.0], [0.0]], [[1, 0], [3]]) == pytest.approx(0.706621, abs=1e-6)
 

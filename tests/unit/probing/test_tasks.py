@@ -1,4 +1,4 @@
-"""Labels of names, mentions, facts and imports, on texts whose answers are known."""
+"""Labels of the tasks on names, mentions and facts, and of imported files, on texts whose answers are known."""
 
 import gzip
 import json
@@ -96,7 +96,7 @@ def test_made_claims() -> None:
     for example in examples:
         assert (example.query in example.doc) == (example.targets[0].label == "SUPPORTS")
         blank = [re.sub(r"\d+", "N", text) for text in (example.query, example.doc)]
-        assert blank[0] in blank[1], "only the number is another"
+        assert blank[0] in blank[1], "only the number differs"
 
 
 @needs_spacy
@@ -181,7 +181,7 @@ def test_gap_by_hand(tmp_path: Path) -> None:
     write_gap(tmp_path)
     examples = list(Gap(str(tmp_path)).examples(SAMPLE))
     assert [example.part for example in examples] == ["train", "val", "test"]
-    assert texts_of(examples[0]) == [("0", ["her", "Ann"]), ("1", ["her", "Bea"])], "quotes are text, not quoting"
+    assert texts_of(examples[0]) == [("0", ["her", "Ann"]), ("1", ["her", "Bea"])], "quotes are part of the text"
     assert examples[0].query == ""
     write_gap(tmp_path, offset=18)
     with pytest.raises(DataError, match=r"gap-development\.tsv:2: .*'her' at character 18"):

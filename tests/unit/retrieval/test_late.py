@@ -33,7 +33,7 @@ DIM = 12
 
 
 def stored(folder, docs=400, shard_docs=150, seed=0):
-    """A folder of token vectors around 40 centres, of length 1: docs of 1 to 30 vectors."""
+    """A folder of docs with 1 to 30 token vectors each; vectors have norm 1 and lie around 40 centres."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(40, DIM))
     counts = rng.integers(1, 31, docs).astype(np.int32)
@@ -53,7 +53,7 @@ def stored(folder, docs=400, shard_docs=150, seed=0):
 
 
 def asked(count=8, tokens=20, seed=1):
-    """Queries of unit vectors, each token twice, nearly equal."""
+    """Queries of unit vectors; each token has a near copy in the second half."""
     rng = np.random.default_rng(seed)
     half = rng.normal(size=(count, tokens // 2, DIM))
     values = np.concatenate([half, half + 0.02 * rng.normal(size=half.shape)], axis=1).reshape(-1, DIM)
@@ -78,7 +78,7 @@ def store(tmp_path_factory):
 def test_residuals_are_packed_as_computed_by_hand():
     four = Buckets(torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([-2.0, -0.5, 0.5, 2.0]))
     numbers = torch.tensor([[-5.0, -0.5, 0.5, 5.0, 5.0, 0.5], [0.0, 1.0, -1.0, -1.1, 0.2, -3.0]])
-    # 00 01 10 11 | 11 10 and filling; a number on a bound belongs above it: 10 11 01 00 | 10 00
+    # row 1: 00 01 10 11 | 11 10, filled with zeros; row 2: 10 11 01 00 | 10 00; a number on a bound goes up
     assert four.pack(numbers).tolist() == [[0b00011011, 0b11100000], [0b10110100, 0b10000000]]
     assert four.unpack(four.pack(numbers), 6).tolist() == [
         [-2.0, -0.5, 0.5, 2.0, 2.0, 0.5],
@@ -92,7 +92,7 @@ def test_buckets_have_the_least_squared_error():
     points = np.repeat(np.array([-3.0, -1.0, 0.0, 2.0], dtype=np.float32), [5, 4, 4, 5])
     found = fit(points, 2)
     assert found.weights.tolist() == [-3.0, -1.0, 0.0, 2.0] and found.cuts.tolist() == [-2.0, -0.5, 1.0]
-    # of a normal distribution, Max (1960), table I: 4 levels, error 0.1175
+    # the best 4 levels for a normal distribution have squared error 0.1175 (Max, 1960, table I)
     normal = np.random.default_rng(0).normal(size=400_000).astype(np.float32)
     four = fit(normal, 2)
     error = (four.unpack(four.pack(torch.from_numpy(normal[None])), len(normal))[0].numpy() - normal).var()
@@ -108,7 +108,9 @@ def test_a_vector_gets_the_nearest_centroid_of_its_groups():
     sample = torch.from_numpy((rng.integers(0, 9, size=(900, 1)) * 10 + rng.normal(size=(900, 3))).astype(np.float32))
     made = train(sample, 30)
     assert len(made.values) == 30 and int(made.starts[-1]) == 30 and int(made.nearest(sample).max()) < 30
-    assert (sample - made.values[made.nearest(sample)]).square().sum(1).mean() < 2.0  # three numbers of variance 1
+    assert (sample - made.values[made.nearest(sample)]).square().sum(
+        1
+    ).mean() < 2.0  # the three coordinates together have variance 3
     assert [default_count(count) for count in (1, 100, 40_000, 1_107_000)] == [1, 25, 2048, 16384]
 
 
