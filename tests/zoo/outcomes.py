@@ -19,7 +19,7 @@ class Outcome:
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
             dropout as a function, not as a module; `refused`: the family has no dropout on states.
         multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
-        single: Allowed difference in float32 between a row's states in a batch and alone, relative to the largest state.
+        single: Allowed difference in float32 of a row in a batch from the row alone, relative to the largest state.
         double: The same in float64; 0: the family's code does not run in float64.
     """
 
