@@ -36,7 +36,7 @@ Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their 
 LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all centroids that a query probes
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
 EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are compared by them
-EXACT_SHARE, LEAST_SPARE = 2.0, 10  # docs that are scored by all their vectors: EXACT_SHARE * depth + LEAST_SPARE
+EXACT_SHARE, LEAST_SPARE = 3.0, 10  # docs that are scored by all their vectors: EXACT_SHARE * depth + LEAST_SPARE
 SHARED = 12  # with `probes` 0: a query is assumed to probe SHARED * probes different centroids
 
 
