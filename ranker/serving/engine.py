@@ -46,6 +46,7 @@ class Engine:
         self._model: Model | None = None
         self._queue = PairQueue()
         self._stopping = False
+        self._thread: threading.Thread | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._open_requests = 0
@@ -66,10 +67,15 @@ class Engine:
 
     @property
     def state(self) -> str:
-        """`loading`, `ready`, `failing` (no request of the last batches got scores) or `stopping`."""
+        """`loading`, `ready`, `stopping`, or `failing`: the last batches got no scores, or the thread has ended."""
         if self._stopping or self._model is None:
             return "stopping" if self._stopping else "loading"
-        return "ready" if self._failed_batches < FAILING_BATCHES else "failing"
+        return "ready" if not self._has_ended and self._failed_batches < FAILING_BATCHES else "failing"
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether an unexpected error has ended the model's thread."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def check(self, pairs: int) -> None:
         """Raise an error if a request with this many pairs would be refused now.
@@ -78,6 +84,8 @@ class Engine:
             Unavailable: The model is loading, the server stops, or the queue is full.
         """
         reason = {"loading": "the model is still loading", "stopping": "the server is stopping"}.get(self.state)
+        if reason is None and self._has_ended:
+            reason = "the model's thread has ended after an error; start this server again"
         if reason is not None:
             raise Unavailable(f"{reason}; try again, or ask another server")
         if self.waiting_pairs and self.waiting_pairs + pairs > self.queue_pairs:

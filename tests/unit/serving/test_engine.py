@@ -137,3 +137,17 @@ def test_an_error_of_a_launched_batch_fails_its_request_alone():
     _, outcomes = batches_of(FIRST, ("a", [1, 2]), ("b", [9]), ("c", [1]), ("d", [8]), model=model)
     assert isinstance(outcomes[1], ScoringFailed) and "RuntimeError" in str(outcomes[1])
     assert [outcomes[i][0].tolist() for i in (0, 2, 3)] == [[1, 2], [1], [8]]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_model_s_thread_that_has_ended_is_seen():
+    async def after_the_end():
+        engine = Engine(1000, Metrics())
+        engine._queue.take = lambda *_: 1 / 0
+        engine.start(Recorder, on_failure=lambda: None)
+        engine._thread.join(10)
+        with pytest.raises(Unavailable, match="the model's thread has ended after an error"):
+            await engine.score([("q", "1")])
+        return engine.state
+
+    assert asyncio.run(after_the_end()) == "failing"
