@@ -28,7 +28,7 @@ def test_a_missing_package_is_one_line(kind, monkeypatch):
 
 
 def test_an_unknown_precision_is_one_line():
-    with pytest.raises(ConfigError, match="base: expected float32, bfloat16, int8, nf4; got 'int3'"):
+    with pytest.raises(ConfigError, match="base: expected one of float32, bfloat16, int8, nf4; got 'int3'"):
         LoRA(base="int3")
 
 
