@@ -72,7 +72,7 @@ def test_the_kept_pair_searches_as_it_was_measured(done, where, small_files):
     ("name", "message"),
     [
         ("monobert", "checkpoint: expected a dpr model with one vector per doc, got MonoBERT, whose vectors can't"),
-        ("dims", "dims: expected numbers from 1 to 32, the model's own, got [8, 64]"),
+        ("dims", "dims: expected values from 1 to 32, the model's own, got [8, 64]"),
         ("keep", "keep: expected [LAYERS,DIM] out of layers=[1, 2] and dims=[8, 32], got [2, 16]"),
         ("windows", "model.matryoshka_dims and model.matryoshka_layers: expected null with passages"),
     ],

@@ -106,14 +106,16 @@ def test_a_ranker_learns_from_the_reader_alone_which_doc_helps(tmp_path):
     tokenizer = scorer.encoder.tokenizer
     rows = [torch.tensor(tokenizer(q, d)["input_ids"]) for q in collection.queries.values() for d in docs.values()]
     batch, mask, loss = batch_of(rows), torch.ones(4, 4, dtype=torch.bool), MarginalLikelihood()
-    optimizer = torch.optim.AdamW(scorer.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(scorer.parameters(), lr=1e-3)
     values = []
-    for _ in range(130):
+    for _ in range(200):
         value = loss(scorer(batch).view(4, 4), labels, mask)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
         values.append(value.item())
+        if values[-1] < 0.05:
+            break
     assert values[0] > 0.5 and values[-1] < 0.1
     with torch.no_grad():
         assert scorer(batch).view(4, 4).argmax(1).tolist() == [0, 1, 2, 3]

@@ -144,4 +144,4 @@ def test_requests_are_not_split_and_do_not_see_each_other(reranker):
     parts = [Part(model.tokenize(pairs), 0, len(pairs)) for pairs in requests]
     assert all(part.pairs.whole for part in parts)
     expected = np.concatenate([reranker.score(pairs) for pairs in requests])
-    np.testing.assert_allclose(model.score(parts), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.launch(parts)(), expected, rtol=1e-5, atol=1e-5)
