@@ -241,7 +241,7 @@ def test_pictures_report_and_comparison(finished: Path) -> None:
     assert result["best"][first]["tf"]["compression"] == pytest.approx(np.mean(means[first, "tf", best]))
     assert any("bi: it is not known what it was trained on" in warning for warning in result["warnings"])
     (told,) = (warning for warning in result["warnings"] if "cross" in warning)
-    assert told.startswith("cross: its training data was not looked at (data.path: expected a folder"), (
+    assert told.startswith("cross: its training data was not compared (data.path: expected a folder"), (
         "its folder names one that is gone"
     )
 
