@@ -44,7 +44,7 @@ def test_scores_and_gradients_are_those_of_each_row_alone(family, checkpoint, tm
     assert len(ours) >= len(theirs) - 1
     for name, gradient in ours.items():
         if gradient is not None:
-            share = 1e-6 if family == "longt5" else 1e-9  # LongT5's norms compute in float32
+            share = 1e-6 if family == "longt5" else 1e-9  # above 1e-9 on one processor, why is not known
             assert_close(gradient, theirs[name], rtol=1e-9, atol=share * float(theirs[name].abs().max()), msg=name)
         else:  # weights that a step of one token does not read
             assert theirs[name] is None or not theirs[name].any(), name

@@ -74,9 +74,10 @@ def test_early_heads_change_the_last_layer_s_scores_only_if_they_train_the_trunk
     first = {name: value.clone() for name, value in scorer.state_dict().items()}
     scorer.head.load_state_dict(MonoBERT(encoder(dropout=0.1), dropout=0.1).head.state_dict())
     both = fit(EarlyExitModule, scorer, options=ExitTraining(trunk=trunk, weight=5.0))
-    furthest = max(float((plain[name] - both[name].double()).abs().max()) for name in plain)
-    # gradients of key biases are 0 up to rounding, which AdamW divides by its eps of 1e-8
-    assert furthest > 1e-4 if trunk else furthest < 1e-9
+    # LCE does not depend on the last bias: its gradient is rounding, which AdamW divides by its eps of 1e-8
+    compared = [name for name in plain if name != "head.bias"]
+    furthest = max(float((plain[name] - both[name].double()).abs().max()) for name in compared)
+    assert furthest > 1e-4 if trunk else furthest < 1e-12
     assert (both["exit_heads.0.weight"] - first["exit_heads.0.weight"]).abs().max() > 1e-3
 
 

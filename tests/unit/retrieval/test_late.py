@@ -135,15 +135,14 @@ def test_it_finds_the_best_with_exact_scores(store, monkeypatch, engine):
     if engine == "torch":
         monkeypatch.setattr(index, "find_spec", lambda name: None)
     small_effort(monkeypatch)
-    monkeypatch.setattr(index, "EXACT_SHARE", 1.1)
     opened = Plaid(probes=12, candidates=12, rescore=3).over(store)
     assert (opened._cpu is None) == (engine == "torch")
     queries, hits = asked(), 0
     for (rows, scores), truth in zip(opened.rank(queries, 10), exact(store, queries), strict=True):
-        assert len(rows) == len(set(rows.tolist())) == (30 if engine == "torch" else 21)  # of 400 docs
+        assert len(rows) == len(set(rows.tolist())) == 30  # of 400 docs
         np.testing.assert_allclose(scores, truth[rows], atol=1e-5)
         hits += len(set(rows.tolist()) & set(np.argsort(-truth)[:10].tolist()))
-    assert hits >= (72 if engine == "torch" else 66)  # of 80
+    assert hits >= 72  # of 80
 
 
 def test_candidates_of_the_tensors_are_those_of_a_plain_loop(store):
