@@ -118,7 +118,7 @@ def _no_gain(trainer: Mapping[str, Any], encoder: Encoder) -> str:
     if not encoder.ragged:
         return f"on the path {encoder.path} attention is torch's, whose backward pass in bfloat16 is slow on a CPU"
     if trainer["num_nodes"] > 1 or any(int(os.environ.get(name, 1)) > 1 for name in PROCESSES):
-        return "the processes of this run would each measure the time themselves, and might choose differently"
+        return "another program started several processes, which would each measure the time and might not agree"
     return ""
 
 

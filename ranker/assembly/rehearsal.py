@@ -92,7 +92,7 @@ def _refused(group: str) -> Iterator[None]:
         if isinstance(error.__cause__, RankerError):
             raise
         got = " ".join(str(error.__cause__ or error).split())
-        raise ConfigError(f"{group}: expected values that its class accepts, got the class's error: {got}") from error
+        raise ConfigError(f"{group}: expected values that its class accepts, got its error: {got}") from error
 
 
 def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
