@@ -1,11 +1,11 @@
-"""Bi-encoders on the built-in collection, mean of several seeds: over BM25's top 100 and over the full collection.
+"""Quality of bi-encoders on the built-in collection, as means over seeds: over BM25's top 100, and over all docs.
 
     python benchmarks/bi_encoders.py --variants colbert dpr --seeds 0 1 2
-    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the layout of `data=files`
+    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the format of `data=files`
 
 Each training is `python train.py` and each search is `python search.py`, with the overrides below. Finished runs are
-reused. `--untrained` searches a collection with the packaged MiniLM without training, and compares the result with that
-of sentence-transformers on the same texts.
+reused. `--untrained` searches a collection with the packaged MiniLM without training, and compares nDCG@10 with that of
+sentence-transformers on the same texts.
 """
 
 import argparse
@@ -31,7 +31,7 @@ VARIANTS = {
         "batch.docs=2",
     ],
 }
-# the search scores every doc, so BM25's top 100 need no separate run
+# the search scores all docs, so the result over BM25's top 100 follows from its run
 NO_TEST = ["monitor=null", "depth=2", "val_depth=2"]
 
 
@@ -42,7 +42,7 @@ def run(script: str, *arguments: str) -> None:
 
 
 def measure(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, float]:
-    """Train and search, unless the results exist; returns measures and costs."""
+    """Train and search, unless the results exist; return measures and costs."""
     trained, searched = out / f"{variant}-{seed}", out / f"{variant}-{seed}-search"
     if not (trained / "result.json").is_file():
         options = [
@@ -68,7 +68,7 @@ def measure(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, f
 
 
 def over_bm25(path: Path) -> float:
-    """NDCG@10 of a run over all docs, restricted to BM25's top 100."""
+    """Return nDCG@10 of a run over all docs after its restriction to BM25's top 100."""
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
     from ranker.evaluation.metrics import evaluate
@@ -84,7 +84,7 @@ def over_bm25(path: Path) -> float:
 
 
 def untrained(folder: Path, out: Path) -> None:
-    """Print nDCG@10 of the packaged MiniLM over a whole collection, by this program and by sentence-transformers."""
+    """Print nDCG@10 of the packaged MiniLM over a whole collection, for this program and for sentence-transformers."""
     import numpy as np
     from sentence_transformers import SentenceTransformer
 

@@ -1,10 +1,10 @@
-"""The whole chain on one collection: BM25, monoBERT as teacher of DPR and ColBERT, mined negatives, a second round.
+"""Run the whole chain on one collection: BM25, monoBERT as teacher of DPR and ColBERT, mined negatives, a second round.
 
     python benchmarks/chain.py data=cwe
     python benchmarks/chain.py data=files data.path=../scifact
 
-Each step is a command as a user would type it. It is printed before it runs; finished steps are reused. The last output
-is a table of measures, latency and index size.
+Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused. The output
+ends with a table of measures, latencies and index sizes.
 """
 
 import argparse
@@ -36,16 +36,16 @@ MEASURES = ("nDCG@10", "AP@100", "RR@10", "R@100")
 
 
 class Chain:
-    """Runs commands on one collection, each in its folder under `out`."""
+    """Run commands on one collection, each with its own folder in `out`."""
 
     def __init__(self, out: Path, training: list[str]) -> None:
         self.out, self.training = out, training
 
     def run(self, name: str, script: str, *arguments: str) -> Path:
-        """Run a command unless its result exists; returns its folder."""
+        """Run a command unless its result exists; return its folder."""
         folder = self.out / name
         finished = {"train.py": "result.json", "evaluate.py": "evaluation", "search.py": "search.json"}[script]
-        has_checkpoint = any(argument.startswith("checkpoint=") for argument in arguments)  # it determines the encoder
+        has_checkpoint = any(argument.startswith("checkpoint=") for argument in arguments)  # which has its own encoder
         extra = [
             override
             for override in self.training
@@ -61,7 +61,7 @@ class Chain:
         return folder
 
     def scores(self, name: str, teacher: Path, *more: str) -> Path:
-        """Score the candidates and relevant docs of the training queries with the teacher; returns the run file."""
+        """Score candidates and relevant docs of the training queries with the teacher; return the run file."""
         folder = self.run(
             name,
             "evaluate.py",
@@ -75,24 +75,24 @@ class Chain:
         return folder / "evaluation/train+positives/run.trec"
 
     def search(self, name: str, *arguments: str) -> Path:
-        """Search the whole collection; returns the folder."""
+        """Search the whole collection; return the folder of the search."""
         return self.run(name, "search.py", *arguments)
 
 
 def set_of(folder: Path) -> Path:
-    """The evaluation folder of the only set."""
+    """Return the evaluation folder of the only set of a run."""
     (evaluation,) = (folder / "evaluation").iterdir()
     return evaluation
 
 
 def row(name: str, folder: Path, latency: dict[str, float], num_bytes: list[int]) -> str:
-    """One line of the table.
+    """Return one line of the table.
 
     Args:
         name: First column.
         folder: Run folder with one evaluated set.
-        latency: p50 and p95, in milliseconds.
-        num_bytes: Sizes of the index and of the vectors.
+        latency: p50 and p95 of the time of a query, in milliseconds.
+        num_bytes: Size of the index and size of the vectors.
     """
     measures = json.loads((set_of(folder) / "metrics.json").read_text())["measures"]
     numbers = [f"{measures[measure]:.3f}" for measure in MEASURES] + [
@@ -103,7 +103,7 @@ def row(name: str, folder: Path, latency: dict[str, float], num_bytes: list[int]
 
 
 def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
-    """Milliseconds that a trained cross-encoder needs for the candidates of one query, without the first stage."""
+    """Return p50 and p95 of the milliseconds in which a cross-encoder ranks one query's candidates, without BM25."""
     trained = OmegaConf.create(read_description(folder))
     scorer = load_scorer(folder).eval()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -128,19 +128,19 @@ def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
             for i in range(len(batches)):
                 scorer(batches[i].batch.to(device)).tolist()
         spent.append(1000 * (time.perf_counter() - started))
-    del spent[:2]  # warm-up
+    del spent[:2]  # these queries were the warm-up
     return {f"p{share}": float(np.percentile(spent, share)) for share in (50, 95)}
 
 
 def searched(chain: Chain, label: str, name: str, *arguments: str) -> tuple[Path, str]:
-    """Search; returns the folder and a line of the table."""
+    """Search; return the folder and a line of the table."""
     folder = chain.search(name, *arguments)
     (cost,) = (value for key, value in json.loads((folder / "search.json").read_text()).items() if key != "mined")
     return folder, row(label, folder, cost["latency_ms"], [cost["index_bytes"], cost["vector_bytes"]])
 
 
 def taught(chain: Chain, model: str, data: list[str], teacher: Path, scores: Path) -> list[str]:
-    """Train both rounds of a bi-encoder; returns their lines of the table."""
+    """Train both rounds of a bi-encoder; return their lines of the table."""
     first = chain.run(f"{model}-1", "train.py", f"experiment=taught_{model}", *data, f"data.teacher={scores}")
     mining = ("mine=train", "mining.count=20", "mining.last=50")
     mined, one = searched(chain, f"{model}, first round", f"{model}-1-search", f"checkpoint={first}", *mining)

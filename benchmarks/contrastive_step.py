@@ -1,12 +1,12 @@
-"""Time of a contrastive step of dpr, with and without two optimisations, interleaved in one run.
+"""Time of a contrastive step of dpr, with and without two optimisations, measured in turn in one run.
 
     python benchmarks/contrastive_step.py                                    # one GPU, or a small model on a CPU
     torchrun --nproc-per-node 2 benchmarks/contrastive_step.py --devices 2   # two GPUs
 
-There are three variants: the step as it is; each micro-batch encoded twice (no graph is kept from the first pass); and
-queries encoded before docs, so that shared weights get their gradients only at the end of the backward pass. Texts and
-sizes are those of scaling.py. The first step of each round is left out. On a CPU, seconds are processor time, and the
-last lines give the share of weights whose gradient is ready during the backward pass.
+There are three variants: the step as it is; with each micro-batch encoded twice (no graph is kept from the first pass);
+and with queries encoded before docs, so that shared weights get their gradients only at the end of the backward pass.
+Texts and sizes are those of scaling.py. The first step of each round is not counted. On a CPU, seconds are processor
+time, and the last lines give the share of weights whose gradient is ready during the backward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GPU = torch.cuda.is_available()
 
 
 class Twice(ContrastiveModule):
-    """Encodes each micro-batch twice."""
+    """Encode each micro-batch twice."""
 
     def _encode_step(self, *args: Any) -> Any:
         with torch.no_grad():
@@ -44,7 +44,7 @@ class Twice(ContrastiveModule):
 
 
 class QueriesFirst(ContrastiveModule):
-    """Encodes queries before docs."""
+    """Encode queries before docs."""
 
     def _encode(self, batch: Any) -> Any:
         return self.scorer.encode_queries(batch.queries), self.scorer.encode_docs(batch.docs)
@@ -54,7 +54,7 @@ VARIANTS = {"as it is": ContrastiveModule, "encoded twice": Twice, "queries firs
 
 
 class Clock(pl.Callback):
-    """Seconds of each step, and when each weight got its gradient in the backward pass of the last one."""
+    """Measure the seconds of each step, and when each weight got its gradient in the backward pass of the last step."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -62,21 +62,21 @@ class Clock(pl.Callback):
         self.started = 0.0
 
     def now(self) -> float:
-        """The time, once the device has done its work."""
+        """Return the time, after the device has finished its work."""
         if GPU:
             torch.cuda.synchronize()
         return time.perf_counter() if GPU else time.process_time()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Note the end of a step."""
+        """Store the time at the end of a step."""
         self.ends.append(self.now())
 
     def on_before_backward(self, *_: Any) -> None:
-        """Note the start of a backward pass."""
+        """Store the time at the start of a backward pass."""
         self.ready, self.started = [], time.perf_counter()
 
     def watch(self, module: torch.nn.Module) -> None:
-        """Note when each weight of a module gets its gradient; by the host's clock, so of use on a CPU only."""
+        """Store when each weight of a module gets its gradient, by the host's clock, which is right only on a CPU."""
         for weight in module.parameters():
             weight.register_post_accumulate_grad_hook(
                 lambda weight: self.ready.append((time.perf_counter() - self.started, weight.numel()))

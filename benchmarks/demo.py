@@ -1,11 +1,11 @@
-"""The demo's figures: nDCG@10 on the built-in test queries over BM25's top 20 and top 100, for seeds and ablations.
+"""Results of the demo: nDCG@10 on the built-in test queries over BM25's top 20 and top 100, for seeds and ablations.
 
     python benchmarks/demo.py --seeds 0 1 2                       # the demo itself
     python benchmarks/demo.py --variants dropout pooler both      # the ablation
 
-Each training is `python train.py` with the overrides of its variant. The top-20 figure comes from the same run file,
-without the docs outside BM25's top 20. This equals re-ranking only the top 20, because a cross-encoder scores each pair
-independently.
+Each training is `python train.py` with the overrides of its variant. The result over the top 20 comes from the same run
+file, without the docs outside of BM25's top 20. It equals re-ranking only the top 20, because a cross-encoder scores
+each pair independently.
 """
 
 import argparse
@@ -28,7 +28,7 @@ VARIANTS = {
 
 
 def train(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, float]:
-    """Train once; returns measures and times."""
+    """Train once; return measures and times."""
     folder = out / f"{variant}-{seed}"
     command = [
         sys.executable,
@@ -57,7 +57,7 @@ def train(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, flo
 
 
 def top_20(folder: Path) -> float:
-    """NDCG@10 of the run restricted to BM25's top 20."""
+    """Return nDCG@10 of the run after its restriction to BM25's top 20."""
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
     from ranker.evaluation.metrics import evaluate

@@ -4,8 +4,8 @@
     python benchmarks/first_stage.py --docs 100000 --queries 500
 
 Words follow Zipf's law over 500,000 generated words. Lengths follow a gamma distribution. A query is the first six
-words of a doc. Times are processor seconds of one thread. Memory is the high-water mark of the process, including the
-mapped file.
+words of a doc. Times are processor seconds of one thread. Memory is the process's peak resident memory, which includes
+the mapped file.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BLOCK = 10_000
 
 
 def words() -> np.ndarray:
-    """Pronounceable words by falling frequency; frequent words are short. String array [VOCABULARY]."""
+    """Return pronounceable words by falling frequency; frequent words are short. String array [VOCABULARY]."""
     rng = np.random.default_rng(1)
     syllables = np.array([consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"], dtype=object)
     numbers = np.arange(VOCABULARY)
@@ -39,7 +39,7 @@ def words() -> np.ndarray:
 def write(path: Path, num_docs: int, mean_words: float) -> None:
     """Write `num_docs` docs of `mean_words` words on average as JSON lines."""
     rng, vocabulary = np.random.default_rng(0), words()
-    weights = np.cumsum(1 / (np.arange(VOCABULARY) + 2.7))  # Zipf-Mandelbrot
+    weights = np.cumsum(1 / (np.arange(VOCABULARY) + 2.7))  # frequencies by the Zipf-Mandelbrot law
     with path.open("w") as file:
         for start in range(0, num_docs, BLOCK):
             lengths = np.maximum(1, rng.gamma(6, mean_words / 6, min(BLOCK, num_docs - start)).astype(int))
@@ -51,7 +51,7 @@ def write(path: Path, num_docs: int, mean_words: float) -> None:
 
 
 def report(stage: str, seconds: float, per_doc: float) -> None:
-    """Print seconds, the estimate for MS MARCO from `per_doc` seconds, and the high-water mark of memory."""
+    """Print seconds, an estimate for MS MARCO from the seconds per doc, and the peak of resident memory."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{stage:<28} {seconds:8.1f} s   MS MARCO: {per_doc * MS_MARCO_DOCS / 60:6.1f} min   peak {peak:5.2f} GiB",

@@ -1,10 +1,10 @@
-"""index=flat on GPUs: queries/s of exact search in batches, and its ranking compared with a CPU's.
+"""Speed of index=flat on GPUs: queries/s of exact search in batches. The ranking is compared with that of a CPU.
 
 python benchmarks/flat_gpu.py [--vectors 8800000] [--dim 768] [--depth 100] [--batch 1024]
-Unit vectors are generated on the device. `search` is the selection by products in bfloat16, `all` the whole search of
-the engine: selection, products in double precision, order by score and doc id. Before, the ranking of `--check` vectors
-is compared with that of float64 products on the CPU. The device holds the vectors in bfloat16 and float32: 41 GB by
-default. On a CPU: --vectors 20000 --check 5000 --batch 32.
+Unit vectors are generated on the device. `search` is the selection of candidates by products in bfloat16. `all` is the
+whole search of the engine: selection, products in double precision, and ordering by score and doc id. First, the
+ranking of `--check` vectors is compared with that of float64 products on the CPU. The device holds the vectors in
+bfloat16 and in float32: 41 GB by default. For a try on a CPU: --vectors 20000 --check 5000 --batch 32.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from ranker.retrieval.indexes.flat import Flat  # noqa: E402
 from ranker.retrieval.search import VectorEngine  # noqa: E402
 from ranker.retrieval.tensor_index import TensorIndex  # noqa: E402
 
-BLOCK = 2**16  # vectors generated at a time
+BLOCK = 2**16  # number of vectors generated at a time
 
 
 class Generated:
-    """Vectors with the interface of `VectorStore` that `TensorIndex` reads."""
+    """Generated vectors with the part of `VectorStore`'s interface that `TensorIndex` reads."""
 
     def __init__(self, count: int, dim: int, device: str) -> None:
         self.num_vectors, self.description, self._device = count, SimpleNamespace(dim=dim, several=False), device
@@ -48,7 +48,7 @@ class Generated:
 
 
 class Scorer:
-    """The part of a bi-encoder that a search without queries' texts needs."""
+    """The part of a bi-encoder that a search needs whose queries are given as vectors."""
 
     def divisor(self) -> torch.Tensor:
         return torch.tensor(1.0)

@@ -1,13 +1,13 @@
-"""Full fine-tuning of a language model in shards over two devices (`trainer.strategy=fsdp`): rate, memory, losses.
+"""Full fine-tuning of a language model in shards over two devices (`trainer.strategy=fsdp`): speed, memory, losses.
 
     python benchmarks/fsdp.py                                  # Qwen3-4B's shape on two GPUs
     python benchmarks/fsdp.py --size tiny --check-size tiny    # two gloo processes on a CPU, to try it
 
-The model has random weights of Qwen3's sizes; pairs and prompt are those of `lm_throughput.py`. Weights and AdamW's
-states are float32 and sharded, layers compute in bf16, and activations are computed again in the backward pass. First,
-the losses of a model of `--check-size` on one device without shards are compared with those on two devices with shards,
-step by step. Each part runs in separate processes. The share of the cards' rate counts 6 operations per token and
-weight of the layers, without the recomputation, and relates them to an 8192-cubed bf16 matrix product on each card.
+The model has random weights with the sizes of Qwen3; pairs and prompt are those of `lm_throughput.py`. Weights and
+AdamW's states are float32 and sharded, layers compute in bf16, and activations are recomputed in the backward pass.
+First, a model of `--check-size` is trained on one device without shards and on two devices with shards, and the losses
+are compared step by step. Each part runs in its own process. The share is the FLOP rate divided by the cards' rate in
+8192-cubed bf16 matrix products. It counts 6 operations per token and weight of the layers, and no recomputation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RANK = int(os.environ.get("LOCAL_RANK", "0"))
 
 
 class Losses(pl.Callback):
-    """Collects the loss of each step."""
+    """Collect the loss of each step."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -68,7 +68,7 @@ def scorer_of(size: str, checkpointing: bool) -> LMReranker:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Run a part; returns its losses, rate and memory."""
+    """Run a part; return its losses, speed and memory."""
     scorer = scorer_of(args.size, not args.no_checkpointing)
     module = RerankModule(
         scorer, [], loss=LCE(),
@@ -105,7 +105,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def part(args: argparse.Namespace, size: str, devices: int, steps: int, pairs: int) -> dict[str, Any]:
-    """Run a part in a process of its own."""
+    """Run a part in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         words = ["--size", size, "--devices", str(devices), "--steps", str(steps), "--pairs", str(pairs),

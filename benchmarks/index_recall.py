@@ -1,9 +1,9 @@
 """Recall@10 of each index type against the flat index, and queries per second, on clustered generated vectors.
 
 python benchmarks/index_recall.py [--vectors 100000] [--dim 128] [--clusters 1000] [--queries 1000] [--threads 1]
-Vectors are cluster centres plus noise of about the same norm, normalised. Queries are drawn in the same way. Recall@10
-is the mean share of the flat index's ten best docs that are among the ten best docs of the index, after exact rescoring
-as in search.py.
+Vectors are cluster centres plus noise of about the same norm, normalised to length 1. Queries are drawn in the same
+way. Recall@10 is the mean share of the flat index's ten best docs that the index also returns among its ten best docs.
+As in search.py, an index's candidates are rescored exactly.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DEPTH = 10
 
 
 class Generated:
-    """Vectors in memory, with the interface of a folder of vectors."""
+    """Vectors in memory, with the interface of a folder of stored vectors."""
 
     def __init__(self, values: np.ndarray, folder: Path) -> None:
         self.values, self.folder, self.num_vectors = values, folder, len(values)
@@ -49,7 +49,7 @@ def clustered(count: int, centres: np.ndarray, rng: np.random.Generator) -> np.n
 
 
 def best(index: VectorIndex, points: Generated, queries: np.ndarray) -> np.ndarray:
-    """Rows of the ten best vectors after exact rescoring of the index's candidates, int64 [queries, DEPTH]."""
+    """Return the indices of the ten best vectors after the index's candidates are rescored exactly [queries, DEPTH]."""
     _, rows = index.search(queries, DEPTH * index.index_type.rescore)
     scores = np.einsum("qd,qpd->qp", queries, points.values[rows])
     return np.take_along_axis(rows, np.argsort(-np.where(rows >= 0, scores, -np.inf), axis=1)[:, :DEPTH], axis=1)

@@ -1,4 +1,4 @@
-"""Times of single kernels of the fast path on a GPU, for several launch settings.
+"""Times of single kernels of the fastest path on a GPU, for several launch settings.
 
 python benchmarks/kernel_times.py --only attention
 """
@@ -33,7 +33,7 @@ TOKENS = 65536
 
 
 def rows_of(mean: int, deviation: int) -> tuple[RaggedLayout, int]:
-    """Rows of `TOKENS` tokens and the longest length."""
+    """Return rows with `TOKENS` tokens in all, and the length of the longest row."""
     rng = np.random.default_rng(0)
     lengths = lognormal(rng, mean, deviation, TOKENS // mean, 512)
     ends = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
@@ -42,10 +42,10 @@ def rows_of(mean: int, deviation: int) -> tuple[RaggedLayout, int]:
 
 
 def show(name: str, call: Callable[[], Any]) -> None:
-    """Print a call's median time."""
+    """Print the median time of a call."""
     try:
         print(f"{name:64s} {do_bench(call, return_mode='median'):.4f} ms", flush=True)
-    except Exception as error:  # settings that do not fit must not end the others
+    except Exception as error:  # settings that do not fit must not end the benchmark
         print(f"{name:64s} failed: {str(error)[:80]}", flush=True)
 
 
@@ -99,7 +99,7 @@ def attention() -> None:
 
 
 def grouped_attention() -> None:
-    """Causal rows, heads in groups: this package's kernel, torch's operator, and torch's with repeated key heads."""
+    """Time causal attention with grouped heads: this package's kernel, torch's, and torch's with repeated key heads."""
     for mean, deviation in ((87, 35), (180, 40), (410, 40)):
         layout, longest = rows_of(mean, deviation)
         ends, blocks, tokens = layout.batch.cu_seqlens, layout.blocks, layout.batch.num_tokens
@@ -150,7 +150,7 @@ def grouped_attention() -> None:
 
 
 def adapters() -> None:
-    """Linear layers of Qwen3-0.6B with adapters of rank 16: as columns of one product, and as products of their own."""
+    """Time Qwen3-0.6B's linear layers with adapters of rank 16: as columns of one product, and as separate products."""
     for name, inputs, outputs in (("qkv", 1024, (2048, 1024, 1024)), ("o", 2048, (1024,)),
                                   ("gate up", 1024, (3072, 3072)), ("down", 3072, (1024,))):  # fmt: skip
         count, total = 16 * len(outputs), sum(outputs)

@@ -1,11 +1,11 @@
-"""index=plaid over generated docs: time and memory of the build, sizes, queries/s on CPU and GPU, recall.
+"""Measure index=plaid on generated docs: time and memory of the build, sizes, queries/s on CPU and GPU, recall.
 
 python benchmarks/late_generated.py [--docs 1000000] [--tokens 60] [--folder FOLDER]
-Vectors are generated, so no model is needed. Docs have topics: 70 % of a doc's vectors lie around the centres of its
-topic, the others around any centres, and there are 500 docs per topic. A query is 32 vectors of a doc, with noise. The
-index is built on the GPU if there is one. Recall is measured against exact MaxSim with all docs where there is a GPU
-with room for the vectors (or on a CPU, for few docs). The last lines scale all figures to 8.8 million docs in
-proportion, as if a search read all docs. The folder takes docs x tokens x dim x 2 bytes: 15 GB by default.
+Vectors are generated, so no model is needed. Docs have topics, with 500 docs per topic. 70 % of a doc's vectors lie
+around the centres of its topic, the others around any centres. A query is 32 vectors of a doc, with noise. The index is
+built on the GPU if there is one. Recall compares with exact MaxSim over all docs. It is measured if a GPU has room for
+all vectors, or on a CPU if there are few docs. The last lines scale all results in proportion to 8.8 million docs, as
+if a search read all docs. The folder takes docs x tokens x dim x 2 bytes: 15 GB by default.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore,
 
 SHARD_DOCS, TOPIC_DOCS, TOPIC_CENTRES, OF_TOPIC, NOISE = 10_000, 500, 120, 0.7, 0.6
 QUERY_TOKENS, DEPTH, LARGE = 32, 100, 8_841_823
-EXACT_ON_CPU = 20_000  # docs up to which a CPU computes the truth
+EXACT_ON_CPU = 20_000  # largest number of docs for which a CPU computes exact MaxSim
 
 
 def write_shard(folder: Path, description: Description, number: int, centres: np.ndarray) -> np.ndarray:
-    """Write the vectors of a shard; returns those of its first docs, [20, tokens, dim]."""
+    """Write the vectors of a shard; return those of its first docs, [20, tokens, dim]."""
     rng = np.random.default_rng([1, number])
     rows = np.arange(number * SHARD_DOCS, min((number + 1) * SHARD_DOCS, description.num_docs))
     tokens = description.max_doc_tokens
@@ -89,9 +89,9 @@ def best(ranked: list[Any]) -> list[set[int]]:
 
 
 def search(name: str, index: Any, queries: TextVectors, batch: int, truth: list[set[int]] | None) -> float:
-    """Print figures of single queries and of batches; returns the queries per second of batches."""
+    """Print the speed and recall of single queries and of batches; return the queries per second of batches."""
     for size in (1, batch):
-        index.rank(some_of(queries, size), DEPTH)  # compiles
+        index.rank(some_of(queries, size), DEPTH)  # this call compiles kernels
     walls, cpus, found = [], [], []
     for number in range(queries.num_texts):
         one = queries.take(torch.tensor([number]))
@@ -118,7 +118,7 @@ def search(name: str, index: Any, queries: TextVectors, batch: int, truth: list[
 
 
 def exact(index: Any, store: VectorStore, queries: TextVectors) -> list[set[int]] | None:
-    """Return the best docs of each query by exact MaxSim with all docs; None: there are too many for this machine."""
+    """Return the best docs of each query by exact MaxSim over all docs; None: too many docs for this machine."""
     tensors = index._tensors
     if tensors is not None and tensors.stored is not None:
         limit, late_index.EXHAUSTIVE = late_index.EXHAUSTIVE, 2**60

@@ -1,13 +1,13 @@
-"""Quality of FirstP, MaxP, PARADE and a Set-Encoder beside monoBERT: same groups seen, several seeds, paired tests.
+"""Compare FirstP, MaxP, PARADE and a Set-Encoder with monoBERT: equal training groups, several seeds, paired tests.
 
     python benchmarks/list_quality.py --out quality.json
     python benchmarks/list_quality.py --models monobert set_encoder --seeds 1 --steps 2 -- data=files data.path=DIR
     python benchmarks/list_quality.py --models listwise_dot listwise_cosine --steps 600 -- max_doc_tokens=48 depth=20
 
 The script trains each model with `train.py` on the same collection (CWE, unless the options after `--` name another)
-and with the same number of steps, so that all models see the same groups for a seed. Then it reads the runs of the test
-set. For each query nDCG@10 is averaged over the seeds. Each model is compared with the first one by a paired
-randomisation test over queries, with Holm's correction. The script prints a table; `--out` also writes it as JSON.
+and with the same number of steps, so for each seed all models see the same groups. Then it reads the runs of the test
+set. nDCG@10 of each query is averaged over the seeds. Each model is compared with the first one by a paired
+randomisation test over queries, with Holm's correction. The script prints a table, which `--out` also writes as JSON.
 """
 
 from __future__ import annotations

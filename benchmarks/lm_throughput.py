@@ -1,16 +1,16 @@
-"""Training and inference rate of `model=lm_reranker` with LoRA, beside a padded loop of transformers and peft.
+"""Speed of training and inference of `model=lm_reranker` with LoRA, beside a padded loop of transformers and peft.
 
     python benchmarks/lm_throughput.py --sizes qwen3-0.6b qwen3-4b qwen3-8b
 
-The models have random weights of Qwen3's sizes, frozen in bf16, with LoRA of rank 16 on all linear layers. Pairs are
-those of `train_throughput.py`: lengths as in MS MARCO's passages, 87 tokens a pair with the prompt. This program runs
-through its data module, Lightning module and callbacks. The other loop pads each batch to its longest row, and uses the
-best batch size of `--peer-pairs`. Both score by a linear head on the last token.
+The models have random weights with the sizes of Qwen3, frozen in bf16, and LoRA of rank 16 on all linear layers. Pairs
+are those of `train_throughput.py`: lengths as in MS MARCO's passages, 87 tokens per pair with the prompt. This program
+runs through its data module, Lightning module and callbacks. The other loop pads each batch to its longest row, and
+uses the best batch size of `--peer-pairs`. Both score with a linear head on the last token.
 
-The share of the card's rate counts 4 operations per token and weight of the layers in training (the backward pass needs
-no gradients of the base) and 2 in inference, and relates them to an 8192-cubed bf16 matrix product in the same run.
-Memory per token is the peak beyond the weights, divided by the tokens of a micro-batch. The script needs peft and
-accelerate. `--profile` also prints the kernels of one training pass by time.
+The share is the FLOP rate divided by the card's rate in an 8192-cubed bf16 matrix product in the same run. It counts 4
+operations per token and weight of the layers in training (the backward pass needs no gradients of the base) and 2 in
+inference. Memory per token is the peak memory without the weights, divided by the tokens of a micro-batch. The script
+needs peft and accelerate. `--profile` also prints the kernels of one training pass by their time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ranker.encoders.lora import LoRA, add_adapter, cast_base  # noqa: E402
 from ranker.models.lm_reranker import LMReranker  # noqa: E402
 from ranker.training.throughput import Throughput, measure_matmul  # noqa: E402
 
-# layers, states, heads, key heads, size of a head, feed-forward states
+# numbers of layers, values of a state, heads, key heads, values of a head, and values between feed-forward layers
 SIZES = {
     "tiny": (2, 64, 4, 2, 16, 128),
     "qwen3-0.6b": (28, 1024, 16, 8, 128, 3072),
@@ -52,7 +52,7 @@ SIZES = {
 }
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORDS = 30517
-PROMPT = "query: {query} doc: {doc} relevant:"  # three tokens
+PROMPT = "query: {query} doc: {doc} relevant:"  # adds three tokens
 RANK = 16
 
 
@@ -66,7 +66,7 @@ def config_of(size: str) -> Qwen3Config:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one piece per word and no special tokens around a text."""
+    """Return a tokenizer with one token per word and no special tokens around a text."""
     words = ["[PAD]", "[UNK]", "[SEP]", *(f"w{i}" for i in range(WORDS)), "query:", "doc:", "relevant:"]
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -88,7 +88,7 @@ def scorer_of(size: str, execution: Execution) -> LMReranker:
 
 
 def layer_weights(size: str) -> int:
-    """Weights of the layers' matrices, adapters not counted."""
+    """Return the number of weights in the layers' matrices, without adapters."""
     layers, dim, heads, key_heads, head_dim, inner = SIZES[size]
     return layers * (2 * dim * head_dim * (heads + key_heads) + 3 * dim * inner)
 
@@ -96,7 +96,7 @@ def layer_weights(size: str) -> int:
 def product(
     size: str, data: Collection, pairs: int, max_tokens: int, cache: str, execution: Execution, profile: bool
 ) -> dict[str, dict[str, float]]:
-    """Train with the product's modules, then score; the figures of both."""
+    """Train with this program's modules, then score; return the results of both."""
     scorer = scorer_of(size, execution)
     module = module_of(size, scorer)
     gpu = DEVICE == "cuda"
@@ -127,7 +127,7 @@ def product(
 
 
 def print_kernels(scorer: LMReranker, loaders: RankData, rows: int = 40) -> None:
-    """Print the kernels of one forward and backward pass by their time, and the time of the pass."""
+    """Print the kernels of one forward and backward pass by their time, and the time of the whole pass."""
     batch = loaders.train_steps()[0, 0].micro_batches[0].to(DEVICE)
     scorer.to(DEVICE).train()
 
@@ -180,7 +180,7 @@ def product_inference(scorer: LMReranker, loaders: RankData, max_tokens: int) ->
 
 
 def padded_loop(size: str, data: Collection, pairs: int, steps: int) -> dict[str, dict[str, float]]:
-    """The classifier of transformers with peft's adapters over padded batches, in autocast; the figures of both."""
+    """Train and score with transformers' classifier and peft's adapters over padded batches; return both results."""
     import peft
 
     torch.manual_seed(0)
@@ -281,7 +281,7 @@ def main() -> None:
                 fresh()
                 try:
                     runs[name] = call(*arguments)
-                except Exception as error:  # a batch size that does not fit must not lose the other figures
+                except Exception as error:  # a batch size that does not fit must not lose the other results
                     print(size, name, "failed:", repr(error)[:500], flush=True)
                     continue
                 print(size, name, json.dumps(runs[name]), flush=True)

@@ -1,13 +1,13 @@
-"""Long documents: tokens per second of windows beside short rows, and native rows of 8,192 tokens.
+"""Long documents: tokens per second of windows, compared with short rows, and of whole rows of 8,192 tokens.
 
     python benchmarks/long_rows.py --device cuda
     python benchmarks/long_rows.py --device cpu --layers 2 --dim 64 --heads 1 --budget 2048 --native 512 --rounds 3
 
 Windows: monoBERT in the shape of BERT-base trains on docs of 512, 2,048 and 8,192 tokens in windows of 225 tokens with
-a stride of 200 (`passages=maxp`), and on rows of the same lengths that are separate docs. Both run in turn in every
-round.
-Native: a model in the shape of ModernBERT-base trains on rows of `--native` tokens, with checkpointing on and off. mfu
-is the rate of operations in matrix products, relative to a large bf16 product on the same GPU. Weights are random.
+a stride of 200 (`passages=maxp`), and on separate docs whose rows have the same lengths as these windows. Both run in
+turn in every round.
+Whole rows: a model in the shape of ModernBERT-base trains on rows of `--native` tokens, with checkpointing on and off.
+mfu is the FLOP rate of matrix products, divided by that of a large bf16 product on the same GPU. Weights are random.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def group_of(rows: TokenBatch, docs: int) -> RankBatch:
 
 
 def seconds_of(scorer: Any, batch: RankBatch, device: str) -> tuple[float, float]:
-    """Return the seconds of a forward and backward pass, and the largest memory in GB on a GPU."""
+    """Return the seconds of a forward and backward pass, and the peak memory in GB on a GPU."""
     gpu = device == "cuda"
     if gpu:
         torch.cuda.synchronize()
@@ -73,7 +73,7 @@ def seconds_of(scorer: Any, batch: RankBatch, device: str) -> tuple[float, float
 
 
 def windows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure windows beside short rows of the same lengths."""
+    """Measure windows, and short rows of the same lengths."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=options.dim, num_hidden_layers=options.layers,
@@ -119,7 +119,7 @@ def windows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def native(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure rows of `options.native` tokens, with checkpointing on and off, in turn."""
+    """Measure rows of `options.native` tokens, with checkpointing on and off in turn."""
     gpu, found = options.device == "cuda", []
     yardstick = measure_matmul(torch.device("cuda")) if gpu else 0.0
     config = ModernBertConfig(

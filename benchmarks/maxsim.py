@@ -1,14 +1,14 @@
-"""Time and memory of MaxSim: this package's kernel, its form in torch, and late-interaction-kernels if installed.
+"""Time and memory of MaxSim: this package's kernel, its version in torch, and late-interaction-kernels if installed.
 
 python benchmarks/maxsim.py [--device cuda] [--docs 1000] [--doc-tokens 300] [--step-queries 512] [--step-docs 1024]
-There are two cases: one query of 32 vectors with `--docs` docs, forward only; and a training step of every query of
-`--step-queries` with every doc of `--step-docs`, forward and backward. The times are
-   call     of the whole call by the GPU's clock, with an empty L2 cache (triton.testing.do_bench);
-   kernel   of its kernels alone, replayed as a CUDA graph, so without any work of the host;
-   host     that the host needs to launch it, from many calls without a wait.
-The form in torch compares blocks of 1,024 query vectors and 8,192 doc vectors with masks, as the training does without
-the kernel. `torch, equal lengths` is one matrix product, a maximum and a sum, which only texts of equal length allow.
-On a CPU only the forms in torch run.
+There are two cases. In the first, one query of 32 vectors is scored with `--docs` docs, forward only. In the second, a
+training step scores every query of `--step-queries` with every doc of `--step-docs`, forward and backward. The times:
+   call     time of the whole call by the GPU's clock, with an empty L2 cache (triton.testing.do_bench);
+   kernel   time of the kernels alone, replayed as a CUDA graph, so without work of the host;
+   host     time that the host needs to launch the call, from many calls without a wait.
+The version in torch compares blocks of 1,024 query vectors and 8,192 doc vectors with masks, as a training does without
+the kernel. `torch, equal lengths` is one matrix product, a maximum and a sum, which requires texts of equal length. On
+a CPU only the versions in torch run.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def texts(count: int, tokens: int, dtype: torch.dtype, device: str) -> TextVecto
 
 
 def milliseconds(call: Callable[[], object], device: str, repeats: int) -> float:
-    """Median time of a call; on a GPU by its own clock, without the launch's wait."""
+    """Return the median time of a call; on a GPU by the GPU's clock, without the time to launch it."""
     if device == "cuda":
         from triton.testing import do_bench
 
@@ -45,7 +45,7 @@ def milliseconds(call: Callable[[], object], device: str, repeats: int) -> float
 
 
 def in_blocks(queries: TextVectors, docs: TextVectors) -> torch.Tensor:
-    """Score every query with every doc by torch's form, in blocks."""
+    """Score every query with every doc by torch's version, in blocks."""
     device = queries.values.device
     doc_blocks = [docs.take(some) for some in blocks(torch.arange(docs.num_texts, device=device), docs, 8192)]
     rows = []
@@ -62,7 +62,7 @@ def step(score: Callable[[TextVectors, TextVectors], torch.Tensor], queries: Tex
 
 
 def with_form(kernel: bool, call: Callable[[], object]) -> Callable[[], object]:
-    """Return the call with the kernel, or with torch's form on any device."""
+    """Return a function that runs the call with the kernel, or with torch's version on any device."""
     original = interactions._has_kernel
 
     def run() -> object:
@@ -76,14 +76,14 @@ def with_form(kernel: bool, call: Callable[[], object]) -> Callable[[], object]:
 
 
 def kernel_milliseconds(call: Callable[[], object]) -> str:
-    """Time of a call's kernels as a CUDA graph; the call must not wait for the GPU."""
+    """Return the time of a call's kernels, as a CUDA graph. The call must not wait for the GPU."""
     from triton.testing import do_bench_cudagraph
 
     return f"{do_bench_cudagraph(call, rep=50, return_mode='median'):.4f}"
 
 
 def host_milliseconds(call: Callable[[], object], repeats: int = 200) -> str:
-    """Time that the host needs to launch a call."""
+    """Return the time that the host needs to launch a call."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(repeats):
@@ -138,7 +138,7 @@ def main() -> None:
 
             calls["late-interaction-kernels"] = lambda: theirs(*grids)  # noqa: B023
         for name, call in calls.items():
-            waits = name == "torch"  # for the largest numbers of vectors, so it can't be captured
+            waits = name == "torch"  # it reads the largest numbers of vectors from the GPU, so it can't be captured
             measured(name, call, args.device, args.repeats, "host" if waits else "kernel, host")
     queries = texts(args.step_queries, QUERY_TOKENS, torch.float32, args.device)
     docs = texts(args.step_docs, args.step_doc_tokens, torch.float32, args.device)

@@ -1,10 +1,10 @@
-"""Peak memory of ColBERT's training and re-ranking as batch.queries grows. MaxSim never stores a step's similarities.
+"""Peak memory of ColBERT's training and re-ranking for several batch.queries. MaxSim never stores all similarities.
 
 python benchmarks/maxsim_memory.py [--queries 64 256 1024] [--docs 8] [--tokens 64] [--max-tokens 4096]
-Each row is a separate process that runs one optimizer step, or scores the candidates of that many queries, with
-generated texts. The figure is the peak resident memory minus the resident memory before the step. `whole step` is the
-size of one float32 tensor [queries, docs, query tokens, doc tokens]: with the docs of each query, or with the docs of
-all queries (in-batch negatives).
+Each row is a separate process that runs one optimizer step, or scores the candidates of as many queries, with generated
+texts. The result is the peak resident memory minus the resident memory before the step. `whole step` is the size of one
+float32 tensor [queries, docs, query tokens, doc tokens], with the docs of each query, or with the docs of all queries
+(in-batch negatives).
 """
 
 import argparse
@@ -26,7 +26,7 @@ def resident() -> int:
 
 
 def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) -> dict[str, float]:
-    """Run one step in this process; returns MiB and seconds."""
+    """Run one step in this process; return MiB and seconds."""
     import lightning.pytorch as pl
     import torch
     from transformers import BertModel
@@ -86,7 +86,7 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
-        data.train_steps() if mode != "rerank" else data.score_batches(collection)  # builds the token stores
+        data.train_steps() if mode != "rerank" else data.score_batches(collection)  # this builds the token stores
         before, started = resident(), time.perf_counter()
         if mode == "rerank":
             score_collection(scorer, data.score_batches(collection), Devices(torch.device("cpu")))

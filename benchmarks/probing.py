@@ -1,19 +1,19 @@
-"""Time of probing, and the speed-up from computing the encoder's states once.
+"""Time of probing, and how much faster it is if the encoder's states are computed only once.
 
 Texts and labels are generated and the encoder has random weights, because neither weights nor labels change the time.
 The script measures
 
-1. the encoder pass that fills the cache;
+1. the encoder pass that fills the cache of states;
 2. one optimizer step of the probes of all layers in three forms: every token projected, one layer at a time (as in
-   published code); pooled first, one layer at a time; pooled first, all layers (and seeds) in one stack;
-3. the online code of one task over all layers from the cache, and an estimate of the same number of steps and
-   validation passes if each ran the encoder up to its layer again, as published code does. The estimate multiplies the
-   time of some batches by the number of batches.
+   published code); pooled first, one layer at a time; pooled first, all layers (and seeds) stacked;
+3. the online code of one task over all layers from the cache. This is compared with an estimate for published code,
+   which runs the encoder up to the probed layer in each step and validation pass. The estimate multiplies the time of
+   some batches by the number of batches.
 
     python benchmarks/probing.py                                       # MiniLM's size, 2,000 pairs, CPU
     python benchmarks/probing.py --dim 768 --layers 12 --pairs 10000   # BERT-base's size, on a GPU if there is one
 
-Run it on an otherwise idle machine; on a shared machine every number is noise.
+Run it on a machine without other work; otherwise the numbers are noise.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TokenProbe(nn.Module):
 
 
 def texts(pairs: int, query_tokens: int, doc_tokens: int) -> list[tuple[str, str]]:
-    """(query, doc) texts with these mean numbers of tokens: one letter per word, lengths from a gamma distribution."""
+    """Return (query, doc) texts with these mean numbers of tokens: one letter per word, gamma-distributed lengths."""
     rng = np.random.default_rng(0)
     letters = np.array(list(string.ascii_lowercase))
 
@@ -86,7 +86,7 @@ def texts(pairs: int, query_tokens: int, doc_tokens: int) -> list[tuple[str, str
 
 
 def clock(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median seconds of `repeats` runs, after one warm-up run."""
+    """Return the median seconds of `repeats` runs, after one warm-up run."""
     taken = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
@@ -100,13 +100,13 @@ def clock(work: Callable[[], object], device: torch.device, repeats: int) -> flo
 
 
 def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, repeats: int) -> dict[str, float]:
-    """Milliseconds of one optimizer step for all layers, in each form."""
+    """Return the milliseconds of one optimizer step for all layers, in each form."""
     dim = inputs.states.dim
     pairs = np.arange(min(len(inputs.spans), batch * 4))[None]
     labels = torch.randint(CLASSES, (1, len(inputs.spans)), device=device)
     steps = pairs.shape[1] // batch
     pairs = pairs[:, : steps * batch]
-    options = TrainingOptions(batch_pairs=batch, max_rounds=1, round_steps=1)  # one pass
+    options = TrainingOptions(batch_pairs=batch, max_rounds=1, round_steps=1)  # a training of one pass
     edge_probe = EdgeProbe(dim, 2, CLASSES)
     none = pairs[:, :0]
 
@@ -140,7 +140,7 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
 
 
 def padded(chunks: list[SpanStates]) -> tuple[Tensor, Tensor]:
-    """The states of a slot's spans as one padded batch [targets, tokens, dim], and its mask."""
+    """Return the states of all spans in one position of the probe, padded [targets, tokens, dim], and their mask."""
     lengths = torch.cat([chunk.mask[0].sum(dim=1) for chunk in chunks])
     longest = torch.arange(int(lengths.max()), device=lengths.device)
     states = [row for chunk in chunks for row in chunk.read()[0, 0]]
@@ -150,9 +150,9 @@ def padded(chunks: list[SpanStates]) -> tuple[Tensor, Tensor]:
 def encoder_times(
     subject: Subject, sequences: Sequences, row_ids: np.ndarray, device: torch.device, repeats: int
 ) -> list[float]:
-    """Seconds per pair to run the encoder up to each layer, in random batches of 32."""
+    """Return the seconds per pair to run the encoder up to each layer, in random batches of 32."""
     rows = np.random.default_rng(0).permutation(row_ids)[:32]
-    # rows are sorted by length; a training batch mixes long and short rows
+    # the stored rows are sorted by length, but a training batch mixes long and short rows
     batches = [sequences.batch(int(row), int(row) + 1) for row in rows]
     tokens = torch.cat([batch.tokens for batch in batches])
     lengths = torch.tensor([0, *[batch.num_tokens for batch in batches]])
@@ -228,8 +228,8 @@ def task_times(
     device: torch.device,
     report: dict[str, object],
 ) -> dict[str, object]:
-    """The online code of one task over all layers: measured from the cache, and estimated without a cache."""
-    # one pass per round and no early stop, so both forms take the same number of steps
+    """Return the times of the online code of a task over all layers: from the cache, and estimated without a cache."""
+    # with one pass per round and no early stop, both forms take the same number of steps
     options = TrainingOptions(max_rounds=arguments.rounds, round_steps=1, patience=arguments.rounds)
     train, val = int(arguments.pairs * 2 / 3), int(arguments.pairs / 6)
     parts = np.split(np.arange(arguments.pairs), [train, train + val])

@@ -1,10 +1,10 @@
-"""Time of one request on a CPU, a query with 100 docs: `Reranker.rank`, an int8 ONNX export and `CrossEncoder.rank`.
+"""Time of one request on a CPU, a query with 100 docs: `Reranker.rank`, an int8 ONNX export, and `CrossEncoder.rank`.
 
     python benchmarks/rank_request.py --rounds 15
 
-The model is MiniLM (6 layers x 384, the weights of encoder=minilm, a random head), and the texts are those of the
+The model is MiniLM (6 layers x 384) with the weights of encoder=minilm and a random head. The texts are those of the
 built-in collection. The rankers run in turn on the same query, and the medians of their times are compared.
-`CrossEncoder.rank` has its default batch of 32. The scores are also compared, to check that all do the same work.
+`CrossEncoder.rank` has its default batch size of 32. The scores are also compared, to check that all do the same work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ranker.release.onnx_program import OnnxProgram, write_settings  # noqa: E40
 
 
 def rankers(folder: Path, limits: TextLimits, names: list[str]) -> dict[str, Any]:
-    """Return name -> a function of a query and docs that returns the scores in the order of the docs."""
+    """Return name -> function of a query and docs that returns the scores in the order of the docs."""
     from sentence_transformers import CrossEncoder
 
     torch.manual_seed(0)

@@ -1,22 +1,22 @@
-"""A rehearsal of training and evaluation at MS MARCO's size: its file formats, generated texts, a tiny model.
+"""Rehearse training and evaluation at MS MARCO's size, with its file formats, generated texts and a tiny model.
 
     python benchmarks/rehearsal.py --share 0.01                 # 88,418 passages, 400,000 triples, 70 dev queries
     python benchmarks/rehearsal.py --share 0.25 --threads 8     # a quarter
-    python benchmarks/rehearsal.py --device cuda                # all of it; the model on a GPU
+    python benchmarks/rehearsal.py --device cuda                # full size; the model runs on a GPU
 
-At share 1: 8,841,823 passages, 500,000 training queries, 40 million training triples, 6,980 dev queries with 1,000
-candidates each. Each part is a process of its own:
+At share 1 there are 8,841,823 passages, 500,000 training queries, 40 million training triples, and 6,980 dev queries
+with 1,000 candidates each. Each part is a separate process:
 
-- generate: writes the files where ir_datasets looks for them (rehearsal_files.py); no part of the framework.
+- generate: writes the files where ir_datasets looks for them (rehearsal_files.py). This part uses nothing of ranker.
 - read: reads the collection with `data=msmarco_passage`, tokenizes docs and queries into the token stores, and looks up
-  the triples in them. This is what a first `train.py` does before its first step.
-- train: `train.py data=msmarco_passage`, some steps, with the cached stores.
+  the triples in them, as the first `train.py` does before its first step.
+- train: runs some steps of `train.py data=msmarco_passage` with the cached stores.
 - evaluate: `evaluate.py` re-ranks a TREC run of all dev queries with the trained model, and compares both.
 
-For each part a table has seconds, processor time, the largest resident memory of the process and all its children
-(proportional set size: pages that processes share count once; mapped files count as far as they are in memory; in
-brackets what is not a mapped file), and the bytes that it left on the disk. Exit status 1 if a part needs more than
-4 GiB.
+A table shows for each part the seconds, the processor time, the largest memory, and the bytes that it left on the disk.
+Memory is the proportional set size of the process and all its children: pages that several processes share count once,
+and mapped files count if they are in memory. The value in brackets is without mapped files. The exit status is 1 if a
+part needs more than 4 GiB.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ STEPS = 50
 
 @dataclass
 class Measured:
-    """What a part took."""
+    """What a part needed."""
 
     seconds: float
     cpu_seconds: float
     memory: float  # GiB
-    anonymous: float  # GiB of it that are not pages of files
+    anonymous: float  # GiB without pages of files
     disk: int
     facts: str
 
 
 class Memory:
-    """Largest memory of a process and its children, sampled in a thread."""
+    """Measure the largest memory of a process and its children, by samples in a thread."""
 
     def __init__(self, process: int) -> None:
         self.process, self.peak, self.anonymous = process, 0, 0
@@ -76,12 +76,12 @@ class Memory:
 
 
 def _tree(process: int) -> list[int]:
-    """Ids of a process and of all its descendants."""
+    """Return the ids of a process and of all its descendants."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])  # the name before it may have blanks
-        except OSError:  # it has ended
+            parent = int(path.read_text().rpartition(")")[2].split()[1])  # the name in brackets may contain blanks
+        except OSError:  # the process has ended
             continue
         parents.setdefault(parent, []).append(int(path.parent.name))
     found = [process]
@@ -91,7 +91,7 @@ def _tree(process: int) -> list[int]:
 
 
 def _memory_of(process: int) -> tuple[int, int]:
-    """KiB of the proportional set size (of the resident set where the kernel lacks it), and of what is no file."""
+    """Return KiB of the proportional set size (else of the resident set), and KiB of it that are not pages of files."""
     for name, whole, anonymous in (("smaps_rollup", "Pss:", "Pss_Anon:"), ("status", "VmRSS:", "RssAnon:")):
         try:
             lines = Path(f"/proc/{process}/{name}").read_text().splitlines()
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def run(part: str, options: argparse.Namespace) -> Measured:
-    """Run a part in a process and measure it."""
+    """Run a part in a process, and measure the process."""
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "IR_DATASETS_HOME": str(options.folder / "home"),
         "IR_DATASETS_SKIP_DISK_FREE": "true", "HF_HUB_OFFLINE": "1",
@@ -178,7 +178,7 @@ def _command(part: str, options: argparse.Namespace) -> list[str]:
 
 
 def _training(options: argparse.Namespace) -> list[str]:
-    """Overrides of the training; part `read` composes the same configuration."""
+    """Return the overrides of the training. Part `read` composes the same configuration."""
     return [
         "data=msmarco_passage", "data.test=[]", "data.candidates=scoreddocs", "data.val_queries=20", "model=monobert",
         f"encoder.name={options.folder / 'encoder'}", "encoder.package=null", "optim.lr=1e-3",
@@ -194,7 +194,7 @@ def _device(options: argparse.Namespace) -> list[str]:
 
 
 def _facts(part: str, options: argparse.Namespace) -> str:
-    """Return what a part says of itself."""
+    """Return what a part reports about itself."""
     if part in ("generate", "read"):
         return (options.folder / f"{part}.txt").read_text()
     if part == "train":
@@ -225,7 +225,7 @@ def print_table(measured: dict[str, Measured], options: argparse.Namespace) -> N
         )
 
 
-# in the processes
+# these functions run in the processes of the parts
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +266,7 @@ def _read(options: argparse.Namespace) -> None:
         setattr(module, name, call)
 
     def stop(*_: object) -> None:
-        """End the process where train.py has its training steps."""
+        """End the process at the point where train.py has its training steps."""
         facts = ", ".join(f"{stage} {taken:.0f} s" for stage, taken in seconds.items())
         (options.folder / "read.txt").write_text(facts)
         os._exit(0)

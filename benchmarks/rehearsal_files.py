@@ -12,15 +12,15 @@ import numpy as np
 from token_store import bundled_tokenizer, vocabulary
 
 PASSAGES, TRAIN_QUERIES, TRIPLES, DEV_QUERIES, CANDIDATES = 8_841_823, 500_000, 40_000_000, 6_980, 1_000
-WORDS = 43  # mean number of words of a passage: lines of 340 bytes on average make a collection.tsv of 3 GB
+WORDS = 43  # mean number of words of a passage; lines of 340 bytes on average make a collection.tsv of 3 GB
 QUERY_WORDS = 6
-BLOCK = 1 << 16  # passages that a process writes at a time
+BLOCK = 1 << 16  # number of passages that a process writes at a time
 TRIPLES_AT_ONCE = 500_000
-NOT_ASCII = ("café", "don’t", "–", "naïve", "€")  # MS MARCO has some, too
+NOT_ASCII = ("café", "don’t", "–", "naïve", "€")  # MS MARCO also has such words
 
 
 class Sizes:
-    """Numbers of passages, queries and triples at a share of MS MARCO's; each query has one relevant passage."""
+    """Numbers of passages, queries and triples for a share of MS MARCO. Each query has one relevant passage."""
 
     def __init__(self, share: float) -> None:
         self.passages = round(PASSAGES * share)
@@ -29,12 +29,12 @@ class Sizes:
         self.candidates = min(CANDIDATES, self.passages // 2)
 
     def relevant(self, split: str, queries: np.ndarray) -> np.ndarray:
-        """Passage that is relevant to each query; queries are spread evenly over the passages."""
-        shift = 1 if split == "train" else 3  # offset, in quarters of the distance between two queries' passages
+        """Return the passage that is relevant to each query; queries are spread evenly over the passages."""
+        shift = 1 if split == "train" else 3  # quarters of the distance between the passages of two queries
         return (4 * queries + shift) * self.passages // (4 * self.queries[split])
 
     def queries_of(self, split: str, start: int, stop: int) -> np.ndarray:
-        """Numbers of the queries whose relevant passage is one of `start` to `stop` - 1."""
+        """Return the indices of the queries whose relevant passage is one of `start` to `stop` - 1."""
         first, last = (max(0, bound * self.queries[split] // self.passages - 2) for bound in (start, stop))
         near = np.arange(first, min(last + 4, self.queries[split]))
         passages = self.relevant(split, near)
@@ -42,22 +42,22 @@ class Sizes:
 
 
 def query_ids(split: str, queries: np.ndarray) -> np.ndarray:
-    """Ids of queries; those of train are odd, those of dev even."""
+    """Return the ids of queries; those of train are odd, those of dev are even."""
     return 2 * queries + (1 if split == "train" else 0)
 
 
 def generate(home: Path, share: float, processes: int) -> None:
-    """Write all files below `home/msmarco-passage`, with several processes.
+    """Write all files to `home/msmarco-passage`, with several processes.
 
-    ir_datasets downloads archives and leaves these files: `collection.tsv`, `train/queries.tsv` (queries.train.tsv),
-    `train/qrels` (qrels.train.tsv), `train/docpairs.tsv.gz` (qidpidtriples.train.full.tsv.gz), `dev/small/queries.tsv`,
-    `dev/small/qrels` and `dev/ms.run` (the ids of top1000.dev). `dev/first_stage.run` is a TREC run of the same
-    candidates with scores.
+    They are the files that ir_datasets extracts from its downloads: `collection.tsv`, `train/queries.tsv`
+    (queries.train.tsv), `train/qrels` (qrels.train.tsv), `train/docpairs.tsv.gz` (qidpidtriples.train.full.tsv.gz),
+    `dev/small/queries.tsv`, `dev/small/qrels` and `dev/ms.run` (the ids of top1000.dev). `dev/first_stage.run` is a
+    TREC run of the same candidates with scores.
     """
     folder = home / "msmarco-passage"
     for name in ("train", "dev/small", "parts"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "irds_version.txt").write_text("v2")  # of ir_datasets' own layout; without it the collection is deleted
+    (folder / "irds_version.txt").write_text("v2")  # without this file, ir_datasets would delete the collection
     sizes, words = Sizes(share), zipf_words()
     with ProcessPoolExecutor(processes, initializer=_keep, initargs=(words,)) as pool:
         starts = range(0, sizes.passages, BLOCK)
@@ -72,7 +72,7 @@ def generate(home: Path, share: float, processes: int) -> None:
 
 
 def _join(folder: Path, names: tuple[str, ...], parts) -> None:
-    """Append the parts of each file in order, and delete them."""
+    """Append the parts of each file in order, and delete the parts."""
     files = [(folder / name).open("wb") for name in names]
     for paths in parts:
         for file, path in zip(files, paths, strict=True):
@@ -83,7 +83,7 @@ def _join(folder: Path, names: tuple[str, ...], parts) -> None:
         file.close()
 
 
-# in the processes
+# these functions run in the processes of `generate`
 # ----------------------------------------------------------------------------------------------------------------------
 
 _WORDS = np.empty(0, dtype=object)
@@ -91,7 +91,7 @@ _TABLE = np.empty(0, dtype=np.int32)
 
 
 def zipf_words() -> np.ndarray:
-    """Words by falling frequency, some of them not ASCII."""
+    """Return words by falling frequency; some of them are not ASCII."""
     from transformers import AutoTokenizer
 
     words = vocabulary(AutoTokenizer.from_pretrained(bundled_tokenizer()))
@@ -99,9 +99,9 @@ def zipf_words() -> np.ndarray:
 
 
 def _keep(words: np.ndarray) -> None:
-    """Keep the words in a process, and a table of word numbers in which each occurs as often as Zipf's law says."""
+    """Keep the words in a process, and a table of word indices in which each occurs as often as by Zipf's law."""
     global _WORDS, _TABLE
-    weights = np.cumsum(1 / (np.arange(len(words)) + 2.7))  # Zipf-Mandelbrot
+    weights = np.cumsum(1 / (np.arange(len(words)) + 2.7))  # frequencies by the Zipf-Mandelbrot law
     places = (np.arange(1 << 22) + 0.5) / (1 << 22) * weights[-1]
     _WORDS, _TABLE = words, np.searchsorted(weights, places).astype(np.int32)
 
@@ -111,7 +111,7 @@ def _drawn(rng: np.random.Generator, count: int) -> list[str]:
 
 
 def _write_block(folder: Path, sizes: Sizes, start: int) -> list[Path]:
-    """Write a block of passages, and the queries to which they are relevant; a query has words of its passage."""
+    """Write a block of passages, and the queries for which they are relevant; a query has words of its passage."""
     rng = np.random.default_rng([1, start])
     stop = min(start + BLOCK, sizes.passages)
     lengths = np.maximum(1, rng.gamma(6, WORDS / 6, stop - start).astype(int))
@@ -137,7 +137,7 @@ def _write_block(folder: Path, sizes: Sizes, start: int) -> list[Path]:
 
 
 def _write_triples(folder: Path, sizes: Sizes, start: int) -> list[Path]:
-    """Write a member of the gzip file of triples: query, relevant passage and another one, in random order."""
+    """Write one part of the gzip file of triples: query, relevant passage, another passage; in random order."""
     rng = np.random.default_rng([2, start])
     count = min(TRIPLES_AT_ONCE, sizes.triples - start)
     queries = rng.integers(0, sizes.queries["train"], count)
@@ -150,7 +150,7 @@ def _write_triples(folder: Path, sizes: Sizes, start: int) -> list[Path]:
 
 
 def _write_candidates(folder: Path, sizes: Sizes, start: int) -> list[Path]:
-    """Write 500 dev queries' candidates: the relevant passage and random ones, as pairs of ids and as a TREC run."""
+    """Write the candidates of 500 dev queries, the relevant and random passages, as pairs of ids and as a TREC run."""
     rng = np.random.default_rng([3, start])
     queries = np.arange(start, min(start + 500, sizes.queries["dev"]))
     paths = [folder / f"pairs.{start}", folder / f"run.{start}"]

@@ -1,10 +1,10 @@
-"""Re-ranking throughput of this program and of sentence-transformers' CrossEncoder.predict, on the same pairs.
+"""Speed of re-ranking of this program and of sentence-transformers' CrossEncoder.predict, on the same pairs.
 
     python benchmarks/rerank_throughput.py --size base
 
-The model is a random BERT or ModernBERT in bf16, with lengths as in train_throughput.py. This program is timed in
-`score_collection`, from the fifth batch to the last score. sentence-transformers gets the same texts, bf16 weights, its
-best batch size, and runs without cuDNN's attention.
+The model is a random BERT or ModernBERT in bf16; lengths are as in train_throughput.py. This program is timed in
+`score_collection`, from the fifth batch to the last score. sentence-transformers gets the same texts, bf16 weights and
+its best batch size, and runs without cuDNN's attention.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ranker.types import RankBatch  # noqa: E402
 
 
 class Clock:
-    """Counts the pairs that a scorer scores, and the time; the first batches, which compile, are left out.
+    """Count the pairs that a scorer scores, and the time. The first batches compile and are not counted.
 
     Args:
         scorer: The scorer.
-        num_batches: Batches that this process will score.
+        num_batches: Number of batches that this process will score.
     """
 
     def __init__(self, scorer: Any, num_batches: int) -> None:
@@ -51,7 +51,7 @@ class Clock:
 
     @property
     def rate(self) -> float:
-        """Pairs per second."""
+        """Return the pairs per second."""
         return self.pairs / max(self.ended - self.started, 1e-9)
 
     def _start(self, scorer: Any, inputs: tuple[RankBatch]) -> None:

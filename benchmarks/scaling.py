@@ -1,12 +1,12 @@
-"""Runs on one, two, four and eight GPUs: equality of losses, speed-up, distributed evaluation and encoding, memory.
+"""Compare runs on one, two, four and eight GPUs: losses, speed, evaluation and encoding of docs, memory.
 
     python benchmarks/scaling.py                                # 1, 2, 4 ... up to all GPUs; on a CPU 1 and 2 processes
     python benchmarks/scaling.py --devices 1 2 --out scaling.json
 
-Each part (a model, a job, a number of devices) is a separate program (scaling_part.py) with its own time limit. A part
-that fails is reported, and the others run. If `--out` and `--folder` already contain a part with the same settings from
-the same machine, it is not run again, so a measurement can be spread over several calls. The first number of devices
-is the baseline of the others.
+Each part (a model, a job and a number of devices) is a separate program (scaling_part.py) with its own time limit. If a
+part fails, this is reported, and the others run. If `--out` and `--folder` already contain a part with the same
+settings from the same machine, it is not run again, so a measurement can be spread over several calls. The first number
+of devices is the baseline of the others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
         "--folder", type=Path, help="folder of collections, runs and vectors; default: a temporary folder"
     )
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running part ends too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit normally, so that the running part also ends
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,10 +95,10 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]:
-    """Run the missing parts: first the baseline, then the largest number of devices; returns all results."""
+    """Run the missing parts, first the baseline, then the largest number of devices; return all results."""
     settings = {name: getattr(args, name) for name in ON_GPU}
     settings["graphs"] = {"true": True, "false": False}.get(args.graphs, args.graphs)
-    # the same data for any number of devices, so a later call may add another number
+    # the data must be the same for any number of devices, because a later call may add another number
     settings["groups"] = max(args.pairs // 8 * args.steps * max(gpus, 2), args.queries)
     found: dict[str, Any] = {
         "environment": environment(gpus),
@@ -134,7 +134,7 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
                 part["result"] = {"evaluate": runs_compared, "encode": vectors_compared}[what](
                     folder, model, devices, args.devices[0], part
                 )
-            except Exception as error:  # counts as a failed part
+            except Exception as error:  # an error counts as a failed part
                 part["failed"] = repr(error)[:500]
         found["parts"][key] = part
         if args.out:
@@ -143,9 +143,9 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
 
 
 def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Run one part in a separate process group; returns the result of each process.
+    """Run one part in a separate process group; return the result of each process.
 
-    Its output goes to a file, so that no orphaned process can keep a pipe open.
+    The output of the part goes to a file, so that no orphaned process can keep a pipe open.
     """
     name = f"{model}-{what}-{devices}"
     out, log = folder / f"{name}.json", folder / f"{name}.log"
@@ -247,7 +247,7 @@ def rows_of(path: Path) -> Iterator[tuple[tuple[str, str], float]]:
 def vectors_compared(folder: Path, model: str, devices: int, base: int, part: dict[str, Any]) -> dict[str, Any]:
     """Compare the encoded docs with those of the baseline number of devices, for each precision.
 
-    Checks that each doc occurs once and in the order of the collection. Then deletes all vectors except the baseline's.
+    Check that each doc occurs once, in the order of the collection. Then delete all vectors except the baseline's.
     """
     from ranker.retrieval.vector_store import VectorStore
 
@@ -278,7 +278,7 @@ def vectors_compared(folder: Path, model: str, devices: int, base: int, part: di
 
 
 def environment(gpus: int) -> dict[str, Any]:
-    """Hardware, versions and environment variables that the figures depend on."""
+    """Return the hardware, versions and environment variables on which the results depend."""
     shared = Path("/dev/shm")
     return {
         "card": torch.cuda.get_device_name() if gpus else f"CPU ({platform.machine()})",
@@ -294,7 +294,7 @@ def environment(gpus: int) -> dict[str, Any]:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Write the file atomically."""
+    """Write the results to a file atomically."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)

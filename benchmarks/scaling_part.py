@@ -1,7 +1,7 @@
 """One part of scaling.py on one number of devices; each process writes its results to `OUT.RANK`.
 
 The argument is a JSON object with the fields of `Part`. Output lines that begin with `@` report progress. Shortly
-before the time limit, each process writes its stack, so the log shows where it hangs.
+before the time limit, each process writes its stack to the log, which shows where it hangs.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
 
 STARTED = time.perf_counter()
-STEPS = 20  # number of steps with compared losses
-SMALL, LARGE = "small", "large"  # collections for tests of equality and of speed
+STEPS = 20  # number of steps whose losses are compared
+SMALL, LARGE = "small", "large"  # collections for the comparison of results, and for speed
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -63,7 +63,7 @@ class Part:
     """The job of one part.
 
     Args:
-        what: prepare, losses, speed, evaluate or encode.
+        what: The job: prepare, losses, speed, evaluate or encode.
         devices: Number of devices.
         model: monobert or dpr.
         size: Size of the random BERT, as in train_throughput.py.
@@ -74,7 +74,7 @@ class Part:
         exact_tokens: Token budget of a micro-batch, for losses.
         graphs: Whether training passes are replayed as CUDA graphs, see `Execution`.
         groups: Query groups of the large collection.
-        queries: Queries of the large collection that are evaluated.
+        queries: Number of queries of the large collection that are evaluated.
         folder: Folder of collections, token stores, runs and vectors.
         out: Prefix of the result files.
         seconds: Time limit of the part.
@@ -99,7 +99,7 @@ class Part:
     dump_at: float
 
     def file(self, name: str) -> Path:
-        """The path of a file or folder of this part."""
+        """Return the path of a file or folder of this part."""
         return Path(self.folder) / f"{self.model}-{self.what}-{self.devices}-{name}"
 
 
@@ -112,7 +112,7 @@ def say(text: str) -> None:
 
 
 class Progress(pl.Callback):
-    """Prints the progress of a training."""
+    """Print the progress of a training."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -126,10 +126,10 @@ class Progress(pl.Callback):
 
 
 class Losses(Progress):
-    """Keeps the loss of each step. Reading it synchronises the device, so timings do not use this callback."""
+    """Store the loss of each step. Reading it waits for the device, so this callback is not used to measure speed."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Keep the loss."""
+        """Store the loss."""
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
 
@@ -143,7 +143,7 @@ def load(part: Part, name: str) -> Collection:
 
 
 def scorer_of(part: Part, dropout: bool) -> Any:
-    """The same random scorer in every process."""
+    """Return a random scorer, the same in every process."""
     config = config_of(part.size)
     if not dropout:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
@@ -168,7 +168,7 @@ def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int
 
 
 def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: int = -1) -> pl.Trainer:
-    """As assembly/trainer.py makes it, but that a process which lost its peers gives up with the part."""
+    """Return a trainer like that of assembly/trainer.py, but a process that lost the others ends with the part."""
     several = DDPStrategy(
         broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds)
     )
@@ -192,7 +192,7 @@ def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: i
 def fit(
     part: Part, precision: str, data: Collection, pairs: int, max_tokens: int, steps: int, exact: bool
 ) -> dict[str, Any]:
-    """Train; returns losses if `exact`, else throughput."""
+    """Train; return losses if `exact`, else throughput."""
     scorer = scorer_of(part, dropout=not exact)
     kind = ContrastiveModule if part.model == "dpr" else RerankModule
     make: Any = (
@@ -204,7 +204,7 @@ def fit(
     module = kind(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
     progress, throughput = Losses() if exact else Progress(), Throughput()
     say(f"{precision}: {steps} steps of {pairs} pairs")
-    # the program's checkpoint callback, which also handles signals; here it writes only at the end
+    # this program's checkpoint callback, which also handles signals; here it writes only at the end
     last = SaveLast(part.file("checkpoints") / "last.ckpt", every_steps=10**9)
     trainer = trainer_of(part, precision, progress, *([] if exact else [throughput, last]), max_steps=steps)
     trainer.fit(module, datamodule=data_of(part, scorer, Splits(data, None, {}), pairs, max_tokens))
@@ -224,7 +224,7 @@ def prepare(part: Part) -> dict[str, Any]:
 
 
 def losses(part: Part) -> dict[str, Any]:
-    """Losses of the first steps: SGD, no dropout, the same steps for any number of devices."""
+    """Compute the losses of the first steps: SGD, no dropout, the same steps for any number of devices."""
     data = load(part, SMALL)
     return {
         precision: fit(part, precision, data, part.exact_pairs, part.exact_tokens, STEPS, exact=True)["losses"]
@@ -233,13 +233,13 @@ def losses(part: Part) -> dict[str, Any]:
 
 
 def speed(part: Part) -> dict[str, Any]:
-    """Training throughput with the program's settings: bf16 on GPUs, AdamW, the same number of pairs per device."""
+    """Measure training speed with this program's settings: bf16 on GPUs, AdamW, as many pairs on every device."""
     precision = "bf16" if torch.cuda.is_available() else "float32"
     return fit(part, precision, load(part, LARGE), part.pairs * part.devices, part.max_tokens, part.steps, exact=False)
 
 
 def fabric_of(part: Part, precision: str) -> Fabric:
-    """The processes of this part, launched; one that lost the others ends with the part."""
+    """Launch the processes of this part; return their Fabric. A process that lost the others ends with the part."""
     several = FabricDDP(timeout=timedelta(seconds=part.seconds))
     fabric = Fabric(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
@@ -252,7 +252,7 @@ def fabric_of(part: Part, precision: str) -> Fabric:
 
 
 def evaluate(part: Part) -> dict[str, Any]:
-    """Score all candidates, gather one run, write it."""
+    """Score all candidates, gather one run, and write the run."""
     found = {}
     for precision, name, most in (("float32", SMALL, None), ("bf16", LARGE, part.queries)):
         data = load(part, name)
@@ -293,7 +293,7 @@ def encode(part: Part) -> dict[str, Any]:
             part.exact_tokens if name == SMALL else part.max_tokens,
         )
         collator = loaders.collator(data)
-        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), device)  # compiles
+        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), device)  # this call compiles
         say(f"{precision}: {len(data.docs)} docs")
         options = EncodeOptions(Path(part.folder), part.file(precision), shard_docs=max(1, -(-len(data.docs) // 64)))
         fabric.barrier()

@@ -1,13 +1,13 @@
-"""The report of scaling.py: a table for each model, and a line for each requirement with its verdict."""
+"""The report of scaling.py: a table for each model, and a line for each requirement that says whether it is met."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-TARGET = 8  # GPUs
+TARGET = 8  # number of GPUs for which the requirements are made
 FLOAT32, FIRST, BF16, LINEAR = 1e-5, 1e-6, 1e-3, 0.90
-SPREAD = 0.01  # bf16 scores: share of their standard deviation, which is small for random weights
+SPREAD = 0.01  # for bf16 scores: share of their standard deviation, which is small for random weights
 COLUMNS = (
     "devices",
     "float32 losses: largest gap",
@@ -23,24 +23,24 @@ COLUMNS = (
 
 
 class Results:
-    """Results of one model by job and number of devices; None if a part failed or did not run."""
+    """Results of one model by job and number of devices; None for a part that failed or did not run."""
 
     def __init__(self, found: dict[str, Any], model: str) -> None:
         self.base, self.parts, self.model = found["base"], found["parts"], model
         self.devices = sorted({int(key.split()[2]) for key in self.parts if key.startswith(f"{model} ")})
 
     def part(self, what: str, devices: int) -> dict[str, Any] | None:
-        """The part, if it succeeded."""
+        """Return a part if it succeeded."""
         part = self.parts.get(f"{self.model} {what} {devices}")
         return part if part is not None and "failed" not in part else None
 
     def failed(self, what: str) -> list[str]:
-        """The failed parts of a job."""
+        """Return the failed parts of a job."""
         parts = {n: self.parts.get(f"{self.model} {what} {n}", {}) for n in self.devices}
         return [f"{n}: {part['failed']}" for n, part in parts.items() if "failed" in part]
 
     def losses(self, precision: str, devices: int) -> tuple[float, float] | None:
-        """Relative gap to the baseline number of devices: of the first step, and the largest over all steps."""
+        """Return the relative gap to the baseline's losses: at the first step, and the largest over all steps."""
         here, first = self.part("losses", devices), self.part("losses", self.base)
         if here is None or first is None:
             return None
@@ -49,23 +49,23 @@ class Results:
         return gaps[0], max(gaps)
 
     def speed(self, devices: int) -> float | None:
-        """Pairs/s over all devices."""
+        """Return the pairs/s over all devices."""
         part = self.part("speed", devices)
         return part["ranks"][0]["pairs_per_second"] if part else None
 
     def share(self, devices: int) -> float | None:
-        """Speed per device, relative to the baseline number of devices."""
+        """Return the speed per device, divided by that of the baseline."""
         here, first = self.speed(devices), self.speed(self.base)
         return here / devices / (first / self.base) if here and first else None
 
     def result(self, what: str, devices: int, precision: str, key: str) -> Any:
-        """One value of a comparison."""
+        """Return one value of a comparison."""
         part = self.part(what, devices)
         return part["result"][precision][key] if part else None
 
 
 def report(found: dict[str, Any], gpus: int) -> list[str]:
-    """All lines of the report."""
+    """Return all lines of the report."""
     here, settings = found["environment"], found["settings"]
     lines = [
         f"{here['card']}, {here['gpus']} GPUs, {here['cores']} cores; torch {here['torch']}, "
@@ -86,7 +86,7 @@ def report(found: dict[str, Any], gpus: int) -> list[str]:
 
 
 def table(view: Results) -> list[str]:
-    """One row per number of devices."""
+    """Return a table with one row per number of devices."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
     for n in view.devices:
         low, half = view.losses("float32", n), view.losses("bf16", n)
@@ -107,7 +107,7 @@ def table(view: Results) -> list[str]:
 
 
 def requirements(view: Results, gpus: int) -> list[str]:
-    """One line per requirement."""
+    """Return one line per requirement."""
     others = [n for n in view.devices if n != view.base] or [view.base]
 
     def line(
@@ -205,7 +205,7 @@ def requirements(view: Results, gpus: int) -> list[str]:
 
 
 def scaling(view: Results, gpus: int) -> str:
-    """The line of the requirement that applies to eight GPUs only."""
+    """Return the line of the requirement that applies only to eight GPUs."""
     shares = {n: view.share(n) for n in view.devices}
     at_target = shares.get(TARGET) if gpus >= TARGET else None
     seen = ", ".join(f"{value:.3f} on {n}" for n, value in shares.items() if value is not None) or "nothing"
@@ -218,7 +218,7 @@ def scaling(view: Results, gpus: int) -> str:
 
 
 def whole_run(view: Results, devices: int) -> bool | None:
-    """Whether the run contains every query with each of its docs once, in both precisions."""
+    """Return whether the run contains every query with each of its docs once, in both precisions."""
     keys = ("same_ids", "pairs_twice", "docs_of_a_query", "queries", "pairs")
     found = [[view.result("evaluate", devices, p, key) for key in keys] for p in ("float32", "bf16")]
     if found[0][0] is None:
@@ -229,7 +229,7 @@ def whole_run(view: Results, devices: int) -> bool | None:
 
 
 def whole_encoding(view: Results, devices: int) -> bool | None:
-    """Whether every doc has one vector, in the collection's order, in both precisions."""
+    """Return whether every doc has one vector, in the collection's order, in both precisions."""
     found = [
         [view.result("encode", devices, p, key) for key in ("same_ids", "docs_twice", "in_order")]
         for p in ("float32", "bf16")
@@ -250,7 +250,7 @@ def share(value: float | None) -> str:
 
 
 def memory(part: dict[str, Any] | None) -> str:
-    """Peak allocated memory of a device, GB; in brackets the memory used on the card with NCCL and the CUDA context."""
+    """Return a device's peak allocated memory in GB, and in brackets the card's used memory with NCCL and CUDA."""
     if part is None:
         return "-"
     on_card = [rank["memory_on_card"] for rank in part["ranks"] if "memory_on_card" in rank]

@@ -1,10 +1,11 @@
-"""How sensitive the linear layers of a run's model are to 4 bits: Hessian's trace times rounding error, and nDCG@10.
+"""Sensitivity of the linear layers of a run's model to 4 bits: the Hessian's trace times the rounding error; nDCG@10.
 
-    python benchmarks/sensitivity.py RUN                    # the table, most sensitive weight first
-    python benchmarks/sensitivity.py RUN --evaluate         # and nDCG@10 of the test set with 4 bits in parts of them
+    python benchmarks/sensitivity.py RUN                    # prints the table, with the most sensitive weight first
+    python benchmarks/sensitivity.py RUN --evaluate         # also nDCG@10 if parts of the weights have 4 bits
 
-The trace is that of the training loss over some training groups (Q-BERT, arXiv:1909.05840). `--evaluate` rounds the
-least sensitive quarter of the weights, half, three quarters and all, and evaluates on the run's test sets in float32.
+The trace is that of the training loss over some training groups (Q-BERT, arXiv:1909.05840). `--evaluate` rounds a
+quarter, half, three quarters and all of the weights, the least sensitive ones first, and evaluates on the run's test
+sets in float32.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def main() -> None:
     cfg = load_stored(options.run / "config.yaml")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scorer = load_scorer(options.run, execution=Execution(ragged=False)).to(device).eval()
-    OmegaConf.update(cfg, "batch.max_tokens", 2048)  # the graph of second derivatives is large
+    OmegaConf.update(cfg, "batch.max_tokens", 2048)  # small, because the graph of second derivatives is large
     splits, loss = load_splits(cfg), build_loss(cfg)
     steps = build_data(cfg, splits, scorer).train_steps()
     batches = [batch.to(device) for index in range(options.steps) for batch in steps[0, index].micro_batches]

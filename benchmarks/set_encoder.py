@@ -1,12 +1,12 @@
-"""Cost of a Set-Encoder over monoBERT: time and memory of a training step and of ranking, for lists of several lengths.
+"""Cost of a Set-Encoder compared with monoBERT: time and memory of a training step and of ranking, by list length.
 
     python benchmarks/set_encoder.py --device cuda
     python benchmarks/set_encoder.py --device cpu --layers 2 --dim 64 --heads 1 --pairs 64 --lists 4 8 --rounds 3
 
 The model has random weights in the shape of BERT-base. Each micro-batch has about `--pairs` pairs of `--length` tokens,
 in whole lists. Both models run in turn in every round, so that other work on the machine affects both alike. The script
-prints a table with medians and the ratio of each round's times (median, lowest, highest); `--out` also writes it as
-JSON.
+prints a table with medians, and with the ratio of the two times in a round (median, lowest, highest). `--out` also
+writes the results as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VOCABULARY = 30522
 
 
 def batch_of(options: argparse.Namespace, docs: int) -> RankBatch:
-    """Return whole lists of `docs` docs, about `options.pairs` pairs in all, at least one list."""
+    """Return whole lists of `docs` docs, at least one list, with about `options.pairs` pairs together."""
     lists = max(1, options.pairs // docs)
     rows, rng = lists * docs, torch.Generator().manual_seed(0)
     tokens = torch.randint(5, VOCABULARY, (rows * options.length,), generator=rng)
@@ -52,14 +52,14 @@ def scorer_of(kind: Any, options: argparse.Namespace) -> Any:
         vocab_size=VOCABULARY, hidden_size=options.dim, num_hidden_layers=options.layers,
         num_attention_heads=options.heads, intermediate_size=4 * options.dim, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    # no CUDA graphs: they would save launches in small passes of monoBERT only, and so not compare the models
+    # without CUDA graphs, which would save kernel launches only in small passes of monoBERT
     execution = Execution(graphs=False)
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), execution)
     return kind(encoder, head="own", pooling="cls").to(options.device)
 
 
 def seconds_of(scorer: Any, batch: RankBatch, train: bool, device: str) -> tuple[float, float]:
-    """Return the seconds of one pass, and the largest memory in GB on a GPU."""
+    """Return the seconds of one pass, and the peak memory in GB on a GPU."""
     gpu = device == "cuda"
     if gpu:
         torch.cuda.synchronize()

@@ -1,10 +1,10 @@
-"""Training and inference rate of `encoder.share_prefix`, beside whole rows, for a language model with LoRA.
+"""Speed of training and inference with and without `encoder.share_prefix`, for a language model with LoRA.
 
     python benchmarks/shared_prefix.py --layers 4 --prefix 60 --doc 120 --docs 8
 
-The model has random weights in the shape of SmolLM2-135M (or of `--config`, a folder), perhaps with fewer layers. Each
-group has `--docs` rows of `--prefix` common and `--doc` other tokens. The script prints one JSON line: pairs per second
-with and without sharing, the ratio, and the largest difference of scores.
+The model has random weights in the shape of SmolLM2-135M (or of the model in the folder `--config`), perhaps with fewer
+layers. Each group has `--docs` rows of `--prefix` common tokens and `--doc` other tokens. The script prints one JSON
+line: pairs per second with and without sharing, the ratio, and the largest difference between scores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def batch_of(options: argparse.Namespace, vocabulary: int, device: torch.device)
 
 
 def rate(encoder: Encoder, batch: TokenBatch, sizes: list[int] | None, train: bool, rounds: int) -> float:
-    """Return the median pairs per second."""
+    """Return the pairs per second, by the median time of a pass."""
     seconds = []
     encoder.train(train)
     for _ in range(rounds + 1):
@@ -66,7 +66,7 @@ def rate(encoder: Encoder, batch: TokenBatch, sizes: list[int] | None, train: bo
 
 
 def on_gpu() -> bool:
-    """Whether the benchmark runs on a GPU."""
+    """Return whether the benchmark runs on a GPU."""
     return torch.cuda.is_available()
 
 

@@ -1,18 +1,20 @@
-"""Smaller models of one teacher: what each way costs in nDCG@10 and gains in parameters, megabytes and pairs/s.
+"""Smaller models made from one teacher: nDCG@10, parameters, megabytes and pairs/s of each way to make one.
 
     python benchmarks/smaller.py data=cwe --device cuda                 # MiniLM's 6 layers, three seeds
     python benchmarks/smaller.py data=cwe --seeds 1 --epochs 1 --ways plain3 student3 int8
     python benchmarks/smaller.py data=cwe --encoder tiny --epochs 1 --tune-epochs 1 --seeds 1 --ways plain1 student1
     python benchmarks/smaller.py data=cwe --curve --device cuda         # cuts to many sizes, each trained further
 
-Each step is a command as a user would type it. It is printed before it runs; finished steps are reused, and one that
-was killed is repeated. The table has the mean over seeds, paired tests over queries against the teacher (of the seeds'
-means), and times of models of seed 0: all models take turns over the same pairs on one CPU thread, in CPU seconds, the
-best of some rounds; with `--device cuda` also on the GPU, in seconds. `smaller.png` shows nDCG@10 against both sizes.
+Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
+step is repeated. The table has means over seeds and paired tests over queries against the teacher (with the seeds'
+means). It also has the speed of the models of seed 0: all models score the same pairs in turn on one CPU thread, in CPU
+seconds, and the best round counts; with `--device cuda` also on the GPU, in seconds. `smaller.png` shows nDCG@10 over
+both sizes.
 
-Ways: `plainN` and `studentN`: N layers, without and with the teacher's layers; `layers`, `heads`, `units`: cut to half
-and trained further, `..._raw` before that; `exit` and `exit_last`: an early head at the middle layer, and the last
-layer of the same model; `int8`, and `student_int8` of the largest student; `fp8` on a GPU.
+Ways: `plainN` and `studentN`: N layers, trained without and with the teacher's layers; `layers`, `heads`, `units`: the
+teacher cut to half and trained further, `..._raw`: before this training; `exit`: an early head at the middle layer, and
+`exit_last`: the last layer of the same model; `int8`: the teacher, and `student_int8`: the largest student; `fp8`, on a
+GPU.
 """
 
 import argparse
@@ -40,10 +42,10 @@ class Way:
     """One row of the table.
 
     Args:
-        steps: Its commands, in order.
-        evaluated: Folder with the evaluation.
+        steps: Commands of the way, in order.
+        evaluated: Folder with the evaluation of the model.
         model: Folder of the model.
-        inference: How the model computes.
+        inference: How the model computes, the options of `inference`.
     """
 
     steps: tuple[Step, ...]
@@ -72,13 +74,13 @@ class Plan:
         return self.out / f"{name}_{self.seed}"
 
     def trained(self, name: str, more: tuple[str, ...], before: tuple[Step, ...] = ()) -> Way:
-        """Train a new model; its evaluation is that of its run."""
+        """Train a new model, whose run also evaluates it."""
         budget = (f"trainer.max_epochs={self.options.epochs}", f"seed={self.seed}", "logger=none", "report=none")
         step = Step(self.folder(name), "train", (*self.common, *self.encoder, *budget, *more))
         return Way((*before, step), step.folder, step.folder)
 
     def cut(self, name: str, arguments: tuple[str, ...]) -> tuple[Way, Way]:
-        """Cut the teacher; returns the cut model as it is, and trained further."""
+        """Cut the teacher; return the cut model without further training, and the model trained further."""
         shared = (f"checkpoint={self.teacher.model}", *self.options.data)
         step = Step(self.folder(f"{name}_model"), "compress", (*shared, *arguments))
         before = (*self.teacher.steps, step)
@@ -92,7 +94,7 @@ class Plan:
         return raw, Way((*before, further), further.folder, further.folder)
 
     def evaluated(self, name: str, way: Way, inference: dict[str, Any]) -> Way:
-        """Evaluate a model; in int8 on the CPU."""
+        """Evaluate a model with options of `inference`; int8 runs on the CPU."""
         arguments = [f"checkpoint={way.model}", *self.common, "report=none"]
         arguments += [f"inference.{key}={value}" for key, value in inference.items()]
         if inference.get("quantize") == "int8":
@@ -101,7 +103,7 @@ class Plan:
         return Way((*way.steps, step), step.folder, way.model, inference)
 
     def way(self, name: str) -> Way:
-        """Return the way of a name."""
+        """Return the way with a name."""
         taught = ("distill=layers", f"distill.teacher={self.teacher.model}")
         if name.startswith("plain"):
             return self.trained(name, (f"encoder.layers={name[5:]}",))
@@ -124,7 +126,7 @@ class Plan:
 
 
 def pairs_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The first candidates of the test queries, as texts."""
+    """Return the first candidates of the test queries, as pairs of texts."""
     from hydra import compose, initialize_config_dir
 
     from ranker.assembly.data import load_splits
@@ -143,7 +145,7 @@ def pairs_of(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def timed(ways: dict[str, Way], options: argparse.Namespace, accelerator: str) -> dict[str, dict[str, float]]:
-    """Parameters, megabytes and pairs/s of each way's model; models take turns."""
+    """Return parameters, megabytes and pairs/s of each way's model; the models run in turn."""
     import torch
 
     from ranker import Reranker
@@ -173,7 +175,7 @@ def timed(ways: dict[str, Way], options: argparse.Namespace, accelerator: str) -
 def table(
     plans: list[Plan], names: list[str], speeds: dict[str, dict[str, dict[str, float]]]
 ) -> tuple[list[str], dict]:
-    """The lines of the table in Markdown, and each way's numbers."""
+    """Return the lines of the table in Markdown, and the numbers of each way."""
     devices = list(speeds)
     heads = [f"pairs/s, {'one CPU thread' if device == 'cpu' else 'GPU'}" for device in devices]
     lines = [
@@ -198,7 +200,7 @@ def table(
 
 
 def draw(content: dict, path: Path) -> None:
-    """Draw the measure against parameters, and against the time of a pair."""
+    """Draw the measure over the number of parameters, and over the time of a pair."""
     from ranker.evaluation.pictures import BLUE, new_figure
 
     figure, axes = new_figure(9, 3.6, 1, 2)

@@ -1,16 +1,17 @@
-"""Encoding docs with SPLADE: docs/s and peak memory, beside sentence-transformers' SparseEncoder.
+"""Speed and peak memory of encoding docs with SPLADE, compared with sentence-transformers' SparseEncoder.
 
     OMP_NUM_THREADS=1 python benchmarks/sparse.py                                   # the packaged encoder on a CPU
-    OMP_NUM_THREADS=1 python benchmarks/sparse.py --vocabulary 50368                # random weights of its sizes
+    OMP_NUM_THREADS=1 python benchmarks/sparse.py --vocabulary 50368                # the same sizes, random weights
     python benchmarks/sparse.py --device cuda --size base --vocabulary 30522 50368  # BERT-base with random weights
 
-All programs encode the same docs (those of the built-in collection, repeated if they are too few), cut to `--tokens`,
-into sparse vectors in main memory, each in a process of its own, in turn, `--rounds` times; the best round counts. The
-bias of the words is lowered so that a doc has about 200 terms, as after a training. The sums of all weights are shown.
-On CUDA, this program computes in bf16, by its kernel and by blocks of torch's operations, and sentence-transformers in
-float32 and in bf16; each encodes everything once before the clock starts.
+All programs encode the same docs, cut to `--tokens`, into sparse vectors in main memory. The docs are those of the
+built-in collection, repeated if they are too few. Each program runs in a separate process, in turn, `--rounds` times,
+and the best round counts. The bias of the words is lowered so that a doc has about 200 terms, as after a training. The
+sums of all weights are shown. On CUDA, this program computes in bf16, with its kernel and with blocks of torch's
+operations; sentence-transformers computes in float32 and in bf16. Each program encodes everything once before the clock
+starts.
 
-`sparse_kernels.py` times projection and pooling alone, and `sparse_rerank.py` re-ranking from stored weights.
+`sparse_kernels.py` times projection and pooling alone, and `sparse_rerank.py` times re-ranking with stored weights.
 """
 
 import argparse
@@ -36,14 +37,14 @@ SIZES = {
 
 
 def texts(count: int) -> list[str]:
-    """The first docs of the built-in collection, repeated if there are fewer."""
+    """Return the first docs of the built-in collection, repeated if there are fewer."""
     from ranker.data.sources.cwe import CWE
 
     return list(islice(cycle([doc.full_text for doc in CWE().load().train.docs]), count))
 
 
 def model_folder(size: str, vocabulary: int, where: Path) -> Path:
-    """Write the packaged encoder; for other sizes a random model; words' biases are lowered until docs have 200."""
+    """Write the packaged encoder, or a random model; lower the biases of the words until docs have about 200 terms."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, BertForMaskedLM
 
@@ -69,7 +70,7 @@ def model_folder(size: str, vocabulary: int, where: Path) -> Path:
 
 
 def ours(args: argparse.Namespace, docs: list[str], kernel: bool):
-    """Function that encodes with this program and returns the sum of all weights."""
+    """Return a function that encodes with this program and returns the sum of all weights."""
     import numpy as np
     import torch
 
@@ -104,7 +105,7 @@ def ours(args: argparse.Namespace, docs: list[str], kernel: bool):
 
 
 def theirs(args: argparse.Namespace, docs: list[str], dtype: str, batch_size: int):
-    """Function that encodes with sentence-transformers and returns the sum of all weights."""
+    """Return a function that encodes with sentence-transformers and returns the sum of all weights."""
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling
@@ -121,7 +122,7 @@ def theirs(args: argparse.Namespace, docs: list[str], dtype: str, batch_size: in
 
 
 def programs(args: argparse.Namespace) -> list[str]:
-    """The names of the programs: a program, its form or dtype, and texts in a batch."""
+    """Return the names of the programs: the program, its form or dtype, and the number of texts in a batch."""
     if args.device == "cpu":
         return ["ours blocks", *(f"theirs float32 {size}" for size in args.batch_size)]
     peers = [f"theirs {dtype} {size}" for dtype in ("float32", "bfloat16") for size in args.batch_size]
@@ -150,7 +151,7 @@ def one(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace, vocabulary: int) -> None:
-    """Run all programs in turn; print a table."""
+    """Run all programs in turn, and print a table."""
     with tempfile.TemporaryDirectory() as folder:
         model = model_folder(args.size, vocabulary, Path(folder))
         results: dict[str, list] = {program: [] for program in programs(args)}

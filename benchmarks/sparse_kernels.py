@@ -1,9 +1,9 @@
-"""SPLADE's projection to the vocabulary with pooling, on CUDA: the Triton kernel against blocks of torch's operations.
+"""Time SPLADE's projection to the vocabulary with pooling on CUDA: the Triton kernel, and blocks of torch's operations.
 
     python benchmarks/sparse_kernels.py --dim 768 --vocabulary 30522 50368
 
 The inputs are rows of `--tokens` tokens in bf16. The backward pass gets a gradient for about 200 words of each row, as
-in a trained model. The figures are medians of 20 calls.
+in a trained model. Results are medians of 20 calls.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def table(args: argparse.Namespace, dim: int, vocabulary: int) -> None:
 
 
 def milliseconds(call, rounds: int = 20) -> float:
-    """Median time of a call on CUDA."""
+    """Return the median time of a call on CUDA."""
     found = []
     for number in range(rounds + 3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,10 +1,11 @@
-"""Train sentence-transformers' SparseEncoder on the very steps of a finished training of SPLADE.
+"""Train sentence-transformers' SparseEncoder on exactly the steps of a finished training of SPLADE.
 
     python benchmarks/sparse_peer.py RUN START OUT     # needs the package datasets
 
 START is the folder of the untrained model. The steps have the same queries, positives and negatives in the same order,
-texts cut at the same tokens, the same loss, penalties, optimizer, schedule, clipping and precision as RUN's. Only the
-mask differs: this program never takes a known positive of a query as its negative. OUT/model gets the model.
+texts cut at the same tokens, and the same loss, penalties, optimizer, schedule, clipping and precision as the training
+RUN. Only the mask differs: this program never uses a known positive of a query as its negative. The trained model is
+written to OUT/model.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from ranker.config.stored import load_stored  # noqa: E402
 
 
 def cut(tokenizer: Any, texts: list[str], limit: int) -> list[str]:
-    """Cut texts after `limit` tokens."""
+    """Return texts that are cut after `limit` tokens."""
     found = tokenizer(texts, add_special_tokens=False, truncation=True, max_length=limit, return_offsets_mapping=True)
     return [text[: spans[-1][1]] if spans else text for text, spans in zip(texts, found["offset_mapping"], strict=True)]
 
 
 def steps_of(config: Any, start: Path) -> tuple[list[list[int]], dict[str, list[str]]]:
-    """Return the rows of each optimizer step, and the columns of all rows: query, positive, negative."""
+    """Return the indices of each optimizer step's rows, and the columns of all rows: query, positive, negative."""
     splits = load_splits(config)
     scorer = load_scorer(start)
     data = build_data(config, splits, scorer)
@@ -75,7 +76,7 @@ class InOrder:
         return len(self.batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the epochs are one after another."""
+        """Do nothing, because the given batches already contain all epochs."""
 
 
 def train(config: Any, start: Path, out: Path, steps: int) -> None:
@@ -104,7 +105,7 @@ def train(config: Any, start: Path, out: Path, steps: int) -> None:
     )
     options = SparseEncoderTrainingArguments(
         output_dir=str(out / "trainer"),
-        num_train_epochs=1,  # the epochs are one after another
+        num_train_epochs=1,  # the given batches already contain all epochs
         per_device_train_batch_size=config.batch.queries,
         learning_rate=config.optim.lr,
         weight_decay=config.optim.weight_decay,
@@ -121,7 +122,7 @@ def train(config: Any, start: Path, out: Path, steps: int) -> None:
         use_cpu=not gpu,
     )
     warmup = SpladeRegularizerWeightSchedulerCallback(loss, warmup_ratio=config.model.penalty_warmup)
-    # a name, since not every version of pyarrow can be hashed
+    # the fingerprint is given, because not every version of pyarrow's tables can be hashed
     rows = Dataset(InMemoryTable(pyarrow.table(columns)), fingerprint="steps")
     trainer = SparseEncoderTrainer(model=model, args=options, train_dataset=rows, loss=loss, callbacks=[warmup])
     trainer.train()

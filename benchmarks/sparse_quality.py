@@ -1,12 +1,12 @@
-"""SPLADE against sentence-transformers' SparseEncoder, trained on the same pairs, over full collections.
+"""Compare SPLADE with sentence-transformers' SparseEncoder, trained on the same pairs, over full collections.
 
     python benchmarks/sparse_quality.py data=cwe
     python benchmarks/sparse_quality.py data=files data.path=../scifact --jobs 6 --precision bf16-mixed   # on a GPU
 
 The encoder is `splade_tiny`, with several seeds. The other program's trainings are those of sparse_peer.py and need the
-package datasets. Each step is a command as a user would type it. The command is printed before it runs, and finished
-steps are reused. Every search ranks the whole collection from term weights, with `index=sparse`. The output is a table
-with the means over seeds, paired tests over queries (of these means), and then the largest difference between both
+package datasets. Each step is a command as a user would type it, and is printed before it runs. Finished steps are
+reused. Every search ranks the whole collection by term weights, with `index=sparse`. The output is a table with means
+over seeds and paired tests over queries (with these means). A last line has the largest difference between both
 programs' scores of the untrained model.
 """
 
@@ -63,7 +63,7 @@ def start_folder(folder: Path, options: argparse.Namespace) -> Path:
 
 
 def stages(options: argparse.Namespace, start: Path) -> list[list[Step | Peer]]:
-    """The steps in stages; the steps of a stage can run at the same time."""
+    """Return the steps by stages. The steps of a stage can run at the same time."""
     out, data = options.out, tuple(options.data)
     lengths = (f"max_query_tokens={options.query_tokens}", f"max_doc_tokens={options.doc_tokens}")
     own = f"trainer.precision={options.precision}"
@@ -92,14 +92,14 @@ def stages(options: argparse.Namespace, start: Path) -> list[list[Step | Peer]]:
 
 
 def values(folder: Path, measure: str, key: str = "measures") -> np.ndarray:
-    """A measure of each query of a finished search, or, with the key `baseline`, of BM25, float64 [queries]."""
+    """Return a measure of each query of a finished search, or of BM25 (key `baseline`), float64 [queries]."""
     (path,) = folder.glob("evaluation/*/per_query.jsonl")
     rows = sorted(map(json.loads, path.read_text().splitlines()), key=lambda row: row["query_id"])
     return np.array([row[key][measure] for row in rows])
 
 
 def table(options: argparse.Namespace) -> list[str]:
-    """The lines of the table in Markdown."""
+    """Return the lines of the table in Markdown."""
     lines = [
         f"| {options.name}, full collection | " + " | ".join(MEASURES) + " | words of a query | words of a doc |",
         "| --- | --- | --- | --- | --- |",
@@ -126,7 +126,7 @@ def table(options: argparse.Namespace) -> list[str]:
 
 
 def difference(options: argparse.Namespace, start: Path) -> str:
-    """Compare the scores of the untrained model with those of the other program, over the first queries' rankings."""
+    """Compare both programs' scores of the untrained model, over the rankings of the first queries."""
     import torch
     from sentence_transformers import SparseEncoder
     from sparse_peer import cut

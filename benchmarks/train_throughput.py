@@ -1,14 +1,14 @@
-"""Training throughput of this program, sentence-transformers' CrossEncoderTrainer and a padded loop, on the same pairs.
+"""Training speed of this program, sentence-transformers' CrossEncoderTrainer and a padded loop, on the same pairs.
 
     python benchmarks/train_throughput.py --size base --rounds 2
     python benchmarks/train_throughput.py --size modernbert-base --doc-tokens 409
 
 All train a random BERT or ModernBERT, in turn, in one process on one GPU. Lengths are like those of MS MARCO's
 passages: log-normal, queries with mean 8 and standard deviation 4, docs with mean 76 and standard deviation 35 word
-pieces; with `--doc-tokens` docs have another mean and a standard deviation of 40. This program runs through its data
+pieces. With `--doc-tokens`, docs have another mean and a standard deviation of 40. This program runs through its data
 module, Lightning module and callbacks. The two others get bf16, 8 workers and their best batch size. They run without
-cuDNN's attention, because cuDNN's set-up for each new shape makes mixed lengths slow on Hopper. The last output is
-pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak memory per pair, and ratios.
+cuDNN's attention, whose set-up for each new shape makes mixed lengths slow on Hopper. The output ends with pairs/s, the
+share (the FLOP rate divided by the card's rate in an 8192-cubed bf16 matrix product), peak memory per pair, and ratios.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ranker.training.options import Optimization  # noqa: E402
 from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, measure_matmul  # noqa: E402
 
-# layers, states, heads, feed-forward states
+# numbers of layers, values of a state, heads, and values between feed-forward layers
 SIZES = {
     "tiny": (2, 64, 2, 256),
     "minilm": (6, 384, 12, 1536),
@@ -64,13 +64,13 @@ SIZES = {
     "modernbert-base": (22, 768, 12, 1152),
     "modernbert-large": (28, 1024, 16, 2624),
 }
-LONGEST = 512  # tokens of a pair
+LONGEST = 512  # largest number of tokens of a pair
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-DOCS = 8  # docs of a query group
+DOCS = 8  # number of docs of a query group
 
 
 def tokenizer(size: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with one piece per word, BERT's layout and BERT's vocabulary size; ModernBERT has no segments."""
+    """Return a tokenizer with one token per word, BERT's layout and vocabulary size; ModernBERT has no segments."""
     segments = [] if size.startswith("modernbert") else ["token_type_ids"]
     words = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30517))])}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
@@ -91,13 +91,13 @@ def tokenizer(size: str) -> PreTrainedTokenizerFast:
 
 
 def lognormal(rng: np.random.Generator, mean: float, deviation: float, count: int, longest: int) -> np.ndarray:
-    """Log-normal lengths from 1 to `longest`, int [count]."""
+    """Return log-normal lengths from 1 to `longest`, int [count]."""
     spread = np.log(1 + (deviation / mean) ** 2)
     return np.clip(np.round(rng.lognormal(np.log(mean) - spread / 2, spread**0.5, count)), 1, longest).astype(int)
 
 
 def collection(groups: int, doc_tokens: int | None = None, seed: int = 0) -> Collection:
-    """Query groups of `DOCS` docs, one of them relevant; lengths like MS MARCO's, or a mean of `doc_tokens`."""
+    """Return query groups of `DOCS` docs, one of them relevant; lengths are MS MARCO's, or docs have a given mean."""
     shape = (76, 35, groups * DOCS, 256) if doc_tokens is None else (doc_tokens, 40, groups * DOCS, LONGEST - 67)
     rng = np.random.default_rng(seed)
     text = lambda length: " ".join(f"w{i}" for i in rng.integers(0, 30517, length))  # noqa: E731
@@ -140,7 +140,7 @@ def module_of(
 def product(
     size: str, data: Collection, pairs: int, max_tokens: int, cache: str, execution: Execution
 ) -> dict[str, float]:
-    """Train with the product's modules; returns its throughput report."""
+    """Train with this program's modules; return its throughput report."""
     module = module_of(size, execution=execution)
     loaders = RankData(
         Splits(data, None, {}),
@@ -169,7 +169,7 @@ def product(
 
 
 def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: float) -> dict[str, float]:
-    """A hand-written loop: padded batches, autocast, transformers' forward and pooled classifier."""
+    """Train with a hand-written loop: padded batches, autocast, transformers' forward pass and pooled classifier."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForSequenceClassification.from_config(config_of(size)).to(device)
     pieces = tokenizer(size)
@@ -200,7 +200,7 @@ def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: floa
 
 
 def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, flops: float) -> dict[str, float]:
-    """CrossEncoderTrainer with its binary cross-entropy."""
+    """Train with CrossEncoderTrainer and its binary cross-entropy."""
     from datasets import Dataset
     from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
@@ -247,7 +247,7 @@ def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, f
 
 
 def pair_texts(data: Collection, count: int) -> Any:
-    """The first `count` pairs of texts; starts again if there are fewer."""
+    """Return the first `count` pairs of texts; they are repeated if there are fewer."""
     docs = list(data.docs)
     for i in range(count):
         doc = docs[i % len(docs)]
@@ -297,7 +297,7 @@ def main() -> None:
         _fresh()
         try:
             result = train(*arguments)
-        except Exception as error:  # one peer's failure must not lose the others' figures
+        except Exception as error:  # if one program fails, the others' results must not be lost
             print(name, "failed:", repr(error)[:500], flush=True)
             return
         if name == "product":

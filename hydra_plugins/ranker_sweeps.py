@@ -1,6 +1,7 @@
-"""Hydra plugins for sweeps: the sweep's folder, Optuna's search, and a launcher that only prints the jobs.
+"""Hydra plugins for sweeps: the sweep's folder, Optuna's search, and a launcher that only prints jobs.
 
-Hydra finds plugins only in the package `hydra_plugins`, and imports all of it at every start: keep imports here fast.
+Hydra finds plugins only in the package `hydra_plugins`. It imports all of this package at every start, so imports here
+must be fast.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from ranker.processes import is_first_process
 
 
 def quoted(text: str) -> str:
-    """Quote any text as a value in Hydra's grammar of overrides."""
+    """Quote a text so that Hydra's grammar of overrides reads it as one value."""
     return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 class SweepFolder(Callback):
-    """Keep the jobs of a sweep in one folder; at the end, write a table and a picture and set the exit code."""
+    """Keep all jobs of a sweep in one folder. At its end, write a table and a picture, and set the exit code."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Require an unused folder for a single run before Hydra writes logs and configurations to it."""
+        """Refuse a used folder for a single run, before Hydra writes logs and configurations to it."""
         before = HydraConfig.instance().cfg
-        HydraConfig.instance().set_config(config)  # the folder's name may depend on it
-        with suppress(Exception):  # Hydra will raise it again and report it
+        HydraConfig.instance().set_config(config)  # needed, because the folder's name may depend on it
+        with suppress(Exception):  # Hydra will raise the same error again and report it
             folder = Path(config.hydra.run.dir)
             run_folder.note(folder)
             made_by_sweep = os.environ.get(JOB_FOLDER) == str(folder.absolute())
@@ -54,12 +55,12 @@ class SweepFolder(Callback):
         HydraConfig.instance().cfg = before
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Fix the folder and print the number of jobs; exit on errors, since Hydra only warns of those in callbacks."""
+        """Fix the folder, print the number of jobs; exit on errors, because Hydra only warns of a callback's errors."""
         folder = Path(config.hydra.sweep.dir).resolve()
         run_folder.note(folder)
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(folder)
-            # jobs are composed again, some in other processes, where `stamp` and `name` would differ
+            # jobs are composed again, some of them in other processes, where `stamp` and `name` would have other values
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
         if config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             if folder.is_dir() and any(job_folders(folder)):
@@ -67,10 +68,10 @@ class SweepFolder(Callback):
             number = _count(config)
             _check_unused_by_sweep(folder)
         else:
-            if not _is_search(folder):  # else a search that is continued
+            if not _is_search(folder):  # a search in its old folder is continued
                 _check_unused_by_sweep(folder)
             number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
-        for name in ("hydra", "hydra_plugins"):  # the jobs themselves log what launchers would repeat
+        for name in ("hydra", "hydra_plugins"):  # launchers would repeat what the jobs log themselves
             logging.getLogger(name).setLevel(logging.WARNING)
         print(f"sweep: {number} {'job' if number == '1' else 'jobs'} under {folder}", file=sys.stderr, flush=True)  # noqa: T201
         if not config.hydra.launcher._target_.endswith(".DryRun"):
@@ -90,7 +91,7 @@ class SweepFolder(Callback):
 
 
 def _is_search(folder: Path) -> bool:
-    """Whether a folder belongs to an Optuna search of this program."""
+    """Return whether a folder belongs to an Optuna search of this program."""
     try:
         return f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}" in (folder / "multirun.yaml").read_text(
             encoding="utf-8"
@@ -100,7 +101,7 @@ def _is_search(folder: Path) -> bool:
 
 
 def _check_unused_by_sweep(folder: Path) -> None:
-    killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # left by a start that was killed early
+    killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # left by a sweep that was killed early
     _check_unused("hydra.sweep.dir", folder, killed)
 
 
@@ -112,7 +113,7 @@ def _check_unused(key: str, folder: Path, expected: Sequence[str] = ()) -> None:
 
 
 def _count(config: DictConfig) -> str:
-    """Number of jobs of Hydra's basic sweeper, as text."""
+    """Return the number of jobs of Hydra's basic sweeper, as text."""
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
     if any(override.is_sweep_override() and not override.is_discrete_sweep() for override in parsed):
@@ -129,24 +130,24 @@ def _fail(message: str) -> None:
 
 
 class DryRun(Launcher):
-    """Compose and check every job and print its overrides; run none."""
+    """Compose and check every job, and print its overrides. No job runs."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:  # noqa: ARG002
         """Store the arguments that `launch` needs."""
         self.hydra_context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Print the jobs; raise all their faults in one error."""
+        """Print the jobs, and raise the faults of all jobs in one error."""
         from ranker.config import check as config
 
         setup_globals()
         folder = Path(self.config.hydra.sweep.dir)
         if self.config.hydra.sweeper._target_.endswith(
             ".BasicSweeper"
-        ):  # the sweeper wrote this file into an unused folder
+        ):  # the sweeper wrote this file to a folder that is not used
             (folder / "multirun.yaml").unlink(missing_ok=True)
             if run_folder.is_new(folder):
-                with suppress(OSError):  # not empty
+                with suppress(OSError):  # fails if the folder is not empty
                     folder.rmdir()
         faults, returns = [], []
         for number, overrides in enumerate(job_overrides, initial_job_idx):
@@ -167,21 +168,21 @@ class DryRun(Launcher):
 
 
 class OptunaSweeper(Sweeper):
-    """Search with Optuna: each trial is the job of the same number; unpromising trials are pruned at a validation.
+    """Search with Optuna. Each trial is the job with the same number. An unpromising trial is pruned at a validation.
 
-    To continue a search that was stopped, set `hydra.sweep.dir` to its folder: the study in it is loaded and the
-    missing trials run.
+    To continue a search that was stopped, set `hydra.sweep.dir` to its folder. The study in this folder is loaded, and
+    the missing trials run.
 
     Args:
-        n_trials: Trials that end with an objective or are pruned, including those of the search that is continued. A
-            failed trial is replaced by a new one, until `n_trials` have failed.
-        n_jobs: Trials in parallel, for launchers that can run several.
+        n_trials: Number of trials that must end with an objective or be pruned; trials before a continuation count. A
+            failed trial is replaced by a new one, until `n_trials` trials have failed.
+        n_jobs: Number of trials in parallel, for launchers that can run several.
         direction: `maximize` or `minimize`.
-        storage: URL of the study's database, as SQLAlchemy takes it.
+        storage: URL of the study's database (SQLAlchemy).
         study_name: The study's name in the database.
         sampler: One of `optuna.samplers`.
         pruning: Arguments of `ranker.training.pruning.Prune`; None: no pruning.
-        params: Key -> values, in the grammar of the command line. The command line overrides them.
+        params: Key -> values, in the grammar of the command line, which overrides them.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class OptunaSweeper(Sweeper):
             )
         assert self.launcher is not None
         assert self.config is not None
-        if isinstance(self.launcher, DryRun):  # values are drawn when a trial starts: print one example
+        if isinstance(self.launcher, DryRun):  # values are drawn only when a trial starts, so print one example
             lowest = [
                 f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()
             ]
@@ -237,15 +238,15 @@ class OptunaSweeper(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / f".sweeper-{secrets.token_hex(4)}.lock"
-        from filelock import FileLock  # Hydra imports this module in every run
+        from filelock import FileLock  # imported here, because Hydra imports this module in every run
 
-        fix = "make room; the study is kept, and the same hydra.sweep.dir goes on with it"
+        fix = "make room; the study is kept, and the same hydra.sweep.dir continues it"
         with FileLock(self._lock), room_for(self.storage, fix):
             self._search(self._study(folder), space, fixed)
         self._lock.unlink(missing_ok=True)
 
     def _study(self, folder: Path) -> Any:
-        """Load or create the study; trials that a killed search left running get their final state."""
+        """Load or create the study. Trials that a killed search left running get their final state."""
         import optuna
 
         try:
@@ -259,7 +260,7 @@ class OptunaSweeper(Sweeper):
             if not study.trials and any(job_folders(folder)):
                 raise ValueError(f"no trials, though {folder} holds jobs")
             settle_dead_trials(study, folder, self._lock)
-        except Exception as error:  # Optuna's, SQLAlchemy's and the database's
+        except Exception as error:  # errors of Optuna, of SQLAlchemy and of the database
             if no_room(error):
                 raise
             reason = " ".join(str(error).split())[:300]
@@ -272,7 +273,7 @@ class OptunaSweeper(Sweeper):
     def _search(self, study: Any, space: dict[str, Any], fixed: list[str]) -> None:
         if study.trials:
             print(f"sweep: goes on after {_finished(study)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
-            self.sampler.reseed_rng()  # with the same seed, the sampler would repeat the first trials
+            self.sampler.reseed_rng()  # with the old seed, the sampler would repeat the first trials
         failed = 0
         while (missing := self.n_trials - _finished(study)) > 0 and failed < self.n_trials:
             failed += self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
@@ -283,7 +284,7 @@ class OptunaSweeper(Sweeper):
             )
 
     def _run(self, trials: Sequence[Any], study: Any, fixed: Sequence[str]) -> int:
-        """Launch trials and report their results to the study; returns the number of failed trials."""
+        """Launch trials, and report their results to the study; return the number of failed trials."""
         from optuna.trial import TrialState
 
         jobs = []
@@ -336,9 +337,10 @@ def _as_text(override: Override) -> str:
 
 
 def distribution(override: Override) -> Any:
-    """The distribution that Optuna draws a key's value from.
+    """Return the distribution from which Optuna draws the value of a key.
 
-    A list or range gives its members; an interval gives its numbers, with the tag `log` on a logarithmic scale.
+    From a list or range, one of its members is drawn; from an interval, a number, with the tag `log` on a logarithmic
+    scale.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -352,15 +354,15 @@ def distribution(override: Override) -> Any:
 
 
 def _finished(study: Any) -> int:
-    """Number of trials that have an objective or were pruned."""
+    """Return the number of trials that have an objective or were pruned."""
     return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
 
 
 def settle_dead_trials(study: Any, folder: Path, own_lock: Path) -> None:
     """Report to the study the results of trials that a killed search left running.
 
-    A trial whose job has finished gets the job's result. A trial whose job or search still runs is not changed. All
-    others have failed.
+    A trial whose job has finished gets the job's result. A trial is not changed if its job or its search still runs.
+    All other trials are reported as failed.
 
     Args:
         study: Optuna's study.

@@ -1,6 +1,6 @@
-"""Train, evaluate and probe neural rerankers: the same optimisation on any hardware, every number from a run file.
+"""Train, evaluate and probe neural rerankers. Training is the same on any hardware; results come from run files.
 
-`from ranker import Reranker` ranks texts with a trained model. torch is imported when the name is first used.
+`from ranker import Reranker` ranks texts with a trained model. torch is imported when `Reranker` is first used.
 """
 
 from typing import Any

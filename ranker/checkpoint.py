@@ -1,4 +1,4 @@
-"""Model folders: weights and configuration, written for other programs and read for evaluation and further training."""
+"""Model folders: write weights and configuration for other programs, and read them to evaluate or train further."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ranker.training.checkpoint_files import read_checkpoint
 
 log = logging.getLogger(__name__)
 
-# the keys of the training's configuration that a model folder keeps in ranker.yaml
+# keys of the training's configuration that a model folder stores in ranker.yaml
 DESCRIBED = (
     "model",
     "encoder",
@@ -50,15 +50,15 @@ DESCRIBED = (
 
 
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
-    """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder appears complete or not at all.
+    """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder is complete or absent at any time.
 
-    If the scorer has adapters, the folder holds them and the other trained weights, but not the base, see
-    `ranker.export._adapter`. Over a random base it holds the merged weights.
+    If the scorer has adapters, the folder contains them and the other trained weights, but not the base weights, see
+    `ranker.export._adapter`. If the base weights are random, the folder contains the merged weights instead.
 
     Args:
         folder: The folder; it must not exist or must be empty.
         scorer: The scorer.
-        cfg: Configuration of its training.
+        cfg: Configuration of the scorer's training.
 
     Raises:
         CheckpointError: The folder is not empty.
@@ -68,7 +68,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
             f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another"
         )
     if _adapter.has_adapters(scorer) and scorer.encoder.source is None:
-        log.info("model/: the base weights under the adapters are random, so the merged weights are written")
+        log.info("model/: the base weights of the adapters are random, so the merged weights are written")
         scorer, cfg = without_adapters(scorer, cfg)
     with write_folder(folder) as partial:
         write_model(partial, scorer, cfg)
@@ -78,18 +78,18 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
-    """Write a scorer with adapters as a folder without them, whose weights are the base's plus the adapters'.
+    """Write a scorer with adapters as a folder without adapters; its weights are the base's plus the adapters'.
 
     Args:
         folder: See `save_model`.
         scorer: The scorer, which keeps its adapters.
-        cfg: Configuration of its training.
+        cfg: Configuration of the scorer's training.
     """
     save_model(folder, *without_adapters(scorer, cfg))
 
 
 def without_adapters(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
-    """Return a copy of a scorer with its adapters in its weights, and the configuration without them."""
+    """Return a copy of a scorer whose adapters are merged into its weights, and a configuration without adapters."""
     whole, plain = copy.deepcopy(scorer), cfg.copy()
     for module in list(whole.modules()):
         if has_adapter(module):
@@ -102,10 +102,10 @@ def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     """Write a scorer's files and `ranker.yaml` into a folder, without checksums; see `save_model`."""
     positions = scorer.encoder.max_tokens
     longest_pair, longest_doc = longest_pair_of(scorer, cfg), cfg.max_doc_tokens
-    if isinstance(scorer, Windowed):  # other programs cut a row at about the length of one window
+    if isinstance(scorer, Windowed):  # other programs read one row per doc, about as long as one window
         longest_doc = scorer.windows.length + scorer.windows.title
     if _adapter.has_adapters(scorer):
-        # for a model of the hub, `source` is a folder in the cache, so the name in the configuration is stored instead
+        # a model of the hub has a cache folder as its `source`, so the name in the configuration is stored instead
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
         _adapter.write(partial, scorer_of_windows(scorer), str(base), longest_pair)
         if isinstance(scorer, Windowed):
@@ -116,12 +116,12 @@ def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer.save(partial, max_tokens=min(positions, longest_doc + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=longest_pair)
-    if "model" in cfg:  # otherwise nothing is known about the training
+    if "model" in cfg:  # if it is missing, nothing is known about the training
         write_description(partial, cfg)
 
 
 def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
-    """Return the longest pair of a training, special tokens included; with windows, about that of one window."""
+    """Return the length of a training's longest pair, special tokens included; with windows, about that of a window."""
     positions = scorer.encoder.max_tokens
     longest = min(positions, cfg.max_pair_tokens or positions)
     if not isinstance(scorer, Windowed) or scorer.reads != "pairs":
@@ -139,7 +139,7 @@ def write_description(folder: Path, cfg: DictConfig) -> None:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """The `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
+    """Return the `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
 
     Raises:
         CheckpointError: The folder is not a run folder or model folder.
@@ -161,17 +161,18 @@ def load_scorer(
 ) -> Scorer:
     """Load a scorer from a run folder, its `model/` folder, or a folder of another program.
 
-    Folders of other programs: a Hugging Face sequence classification model, a sentence-transformers model with one or
-    several vectors a text, a Stanford ColBERT.
+    Folders of other programs are: a Hugging Face model for sequence classification, a sentence-transformers model with
+    one or several vectors per text, a Stanford ColBERT.
 
     Args:
         path: The folder.
         weights: For a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
-        execution: How the encoders compute; None takes the folder's setting.
-        trust_remote_code: Whether code in the folder may run; not read if `execution` is given, which has its own.
+        execution: How the encoders compute; None: as the folder says.
+        trust_remote_code: Whether to allow running code from the folder. Ignored if `execution` is given, which has the
+            same option.
 
     Raises:
-        CheckpointError: The folder has no trained weights, or they do not fit the configuration.
+        CheckpointError: The folder has no trained weights, or its weights do not fit its configuration.
     """
     description = read_description(path)
     in_run = (path / "config.yaml").is_file()
@@ -181,7 +182,7 @@ def load_scorer(
         execution = replace(stored, trust_remote_code=trust_remote_code)
     if weights == "last" and not in_run:
         raise CheckpointError(
-            f"weights: expected 'best', got 'last': {path} is not a run folder and holds only one set of weights"
+            f"weights: expected 'best', got 'last': {path} is not a run folder and contains only one set of weights"
         )
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
@@ -213,9 +214,9 @@ def load_scorer(
 
 
 def _refuse_pretraining(path: Path) -> None:
-    """Refuse a run of `ranker pretrain`, or its `model/`, whose weights would load as another kind of model.
+    """Refuse a run of `ranker pretrain`, or its `model/`: its weights would load as another kind of model.
 
-    A pretrained bi-encoder ranks as it is, and passes.
+    A pretrained bi-encoder passes, because it can rank.
 
     Raises:
         CheckpointError: The folder is such a run.
@@ -225,7 +226,7 @@ def _refuse_pretraining(path: Path) -> None:
         return
     try:
         stored: Any = load_stored(run / "config.yaml") if (run / "config.yaml").is_file() else {}
-    except ConfigError:  # beside a model folder, it may be any program's
+    except ConfigError:  # a config.yaml beside a model folder may belong to any program
         stored = {}
     if stored.get("objective") is not None and not has_modules(run / "model"):
         raise CheckpointError(
@@ -235,16 +236,15 @@ def _refuse_pretraining(path: Path) -> None:
 
 
 def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
-    """Return a scorer for the weights in a run's checkpoints.
+    """Return a scorer whose weights a checkpoint of the run can replace.
 
-    If the run started from a model folder (`checkpoint=`), this is that folder's scorer, which may have parts that no
-    configuration names. For any other run, or if that folder is gone, it is the scorer that the configuration
-    describes.
+    If the run started from a model folder (`checkpoint=`), the scorer is that folder's, which may have parts that no
+    configuration names. For any other run, and if that folder no longer exists, it is built from the configuration.
 
     Args:
         run: The run folder.
-        description: Its configuration; only `model` and `encoder` are read.
-        execution: How the encoders compute; None takes the run's setting.
+        description: The run's configuration; only `model` and `encoder` are read.
+        execution: How the encoders compute; None: as the run's configuration says.
     """
     first = resumed_runs(run)[0] / "config.yaml"
     start = OmegaConf.select(load_stored(first), "checkpoint") if first.is_file() else None
@@ -263,7 +263,7 @@ def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution:
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:
-    """Load the folder with the scorer class `target`; a library's error about the folder becomes one line."""
+    """Load the folder with the scorer class `target`. A library's error about the folder is reported in one line."""
     module, _, name = target.rpartition(".")
     scorer_class: type[Scorer] | None = (
         getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
@@ -274,7 +274,7 @@ def _load(folder: Path, target: str, execution: Execution) -> Scorer:
         return scorer_class.load(folder, execution)
     except RankerError:
         raise
-    except Exception as error:  # the libraries raise errors of any type over a broken folder
+    except Exception as error:  # the libraries raise errors of any type for a broken folder
         reason = needs_trust(error, "trust_remote_code") or " ".join(str(error).split()) or "no reason"
         raise CheckpointError(
             f"{folder}: expected a model folder that loads, got {type(error).__name__}: {reason}"
@@ -282,9 +282,9 @@ def _load(folder: Path, target: str, execution: Execution) -> Scorer:
 
 
 def _target_of(folder: Path) -> str:
-    """Return the dotted path of the scorer class for a folder written by another program.
+    """Return the dotted path of the scorer class for a folder that another program wrote.
 
-    The first export format that recognises the folder determines it.
+    The first export format that recognises the folder determines the class.
     """
     for module in pkgutil.iter_modules(export.__path__, f"{export.__name__}."):
         if not module.name.rpartition(".")[2].startswith("_"):
@@ -297,7 +297,7 @@ def _target_of(folder: Path) -> str:
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:
-    """Load a training checkpoint's weights into a module like the one that wrote it.
+    """Load a training checkpoint's weights into a module of the same kind as the module that wrote it.
 
     Raises:
         CheckpointError: The file is missing or damaged, or its weights do not fit.
@@ -324,7 +324,7 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
         )
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
-    for key in base_names(module) - set(weights):  # the base of adapters, which the configuration names
+    for key in base_names(module) - set(weights):  # base weights of adapters, which the configuration names
         weights[key] = expected[key]
     for key in sorted(set(weights) | set(expected)):
         if key not in weights or key not in expected or weights[key].shape != expected[key].shape:

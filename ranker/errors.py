@@ -1,4 +1,4 @@
-"""Errors that a user can fix: where, expected value, actual value, how to fix it.
+"""Errors that a user can fix. A message says where, what was expected, what was found, and how to fix it.
 
 Entry scripts print them without a traceback.
 """
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 
 class RankerError(Exception):
-    """A user's mistake or a broken input. Its text is one line: `where: expected ..., got ...; fix`."""
+    """A user's mistake or a broken input. The message is one line: `where: expected ..., got ...; fix`."""
 
     exit_code = 1
 
 
 class ConfigError(RankerError):
-    """One or several faults in the configuration, one line each, which begins with the dotted key."""
+    """One or several faults in the configuration. Each fault is one line that begins with the dotted key."""
 
 
 class DataError(RankerError):
@@ -57,7 +57,7 @@ class Preempted(RankerError):
 
 
 def did_you_mean(got: str, known: Sequence[str]) -> str:
-    """The end of an error message: the known name that is closest to `got`, or else all known names.
+    """Return the end of an error message: the known name that is closest to `got`, or else all known names.
 
     >>> did_you_mean("monobret", ["colbert", "monobert"]), did_you_mean("x", ["b", "a"])
     ('; did you mean monobert?', '; expected one of a, b')
@@ -67,19 +67,19 @@ def did_you_mean(got: str, known: Sequence[str]) -> str:
 
 
 def shorten(message: str) -> str:
-    """A message of at most 800 characters; the middle of a longer one, which is a long value, is left out."""
+    """Return a message of at most 800 characters; the middle of a longer message, a long value, is left out."""
     return message if len(message) < 800 else f"{message[:300]} ... {message[-200:]}"
 
 
 @contextmanager
 def errors_of(path: str) -> Iterator[None]:
-    """Name the source in errors of the block: in a set of a mix, `data.train: ...` becomes `data.sets.NAME.train: ...`.
+    """Add the source to errors of the block: in a set of a mix, `data.train: ...` becomes `data.sets.NAME.train: ...`.
 
     Args:
         path: Dotted path of the source's node: `data.sets.NAME`, or `data`, which changes nothing.
 
     Raises:
-        RankerError: The block's error, with that name.
+        RankerError: The error of the block with the added path.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Atomic writes of files and folders, full disks, and checksums that detect changed bytes.
+"""Write files and folders atomically, report full disks, and compute checksums that detect changed bytes.
 
-`python -m ranker.files FOLDER` recomputes the checksums of a folder with `checksums.json`, after an edit by hand.
+`python -m ranker.files FOLDER` computes `checksums.json` of a folder again, after a user has edited its files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 SUMS = "checksums.json"
 CHUNK = 1 << 20  # bytes per read
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # no room, or no right, for any file
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a full or a read-only disk
 FULL_DATABASE = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY")
 MAKE_ROOM = "free some space there, or name a path that can be written to"
-THREADS = 8  # files read in parallel; zlib releases the GIL
-LOG_SECONDS = 10.0  # log comparisons that take longer
+THREADS = 8  # number of files read in parallel; zlib releases the GIL
+LOG_SECONDS = 10.0  # comparisons that take longer are logged
 REBUILD = "the file is damaged; delete {folder}, it is built anew"
 ACCEPT = "the file is damaged; if you changed it on purpose, run python -m ranker.files {folder} to accept it"
 Sum = Mapping[str, int]  # bytes, crc32
@@ -47,9 +47,9 @@ _verified: set[tuple[int, ...]] = set()  # files that this process has already c
 
 @contextmanager
 def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
-    """Open a file for writing that replaces `path` atomically at the end of the block.
+    """Open a new file for writing; at the end of the block it atomically replaces `path`.
 
-    The bytes are on the disk before the file gets its name. A block that fails changes nothing.
+    The bytes are on the disk before the file gets its final name. If the block fails, nothing changes.
 
     Args:
         path: The file; a name that ends in `.gz` is compressed. A missing folder is created.
@@ -84,19 +84,19 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
             f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}"
         ) from None
     finally:
-        with suppress(OSError):  # after a success it no longer exists
+        with suppress(OSError):  # after a success, the temporary file no longer exists
             partial.unlink()
 
 
 @contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder that gets the name `folder`, with checksums of its files, at the end of the block.
+    """Create a folder. At the end of the block, it gets checksums of its files and the name `folder`.
 
     If the block fails, the new folder is removed.
 
     Args:
         folder: The final name; only an empty folder may exist there. The caller must be the only writer, because
-            unfinished folders of killed writers are removed first.
+            folders that killed writers left unfinished are removed first.
 
     Yields:
         The folder to write into.
@@ -121,7 +121,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove unfinished files that killed writers of a file or folder left; the caller must hold the lock."""
+    """Remove unfinished files that killed writers of a file or folder left. The caller must hold the lock."""
     if not path.parent.is_dir():
         return
     for left in path.parent.iterdir():
@@ -130,19 +130,19 @@ def remove_partial(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, if the file system can; without this, a power cut can lose a new name."""
+    """Flush a folder's entries to the disk if the file system can. Otherwise a power cut can lose a new file name."""
     with suppress(OSError):
         _sync(folder)
 
 
 def beside(path: Path) -> Path:
-    """The temporary name under which this process writes a file or folder."""
+    """Return the temporary name under which this process writes a file or folder."""
     return path.with_name(f".{os.getpid()}.{path.name}.partial")
 
 
 @contextmanager
 def room_for(what: str | Path, fix: str = MAKE_ROOM) -> Iterator[None]:
-    """Report a full or read-only disk in one line; other errors pass.
+    """Report a full or read-only disk in one line; other errors are raised unchanged.
 
     Args:
         what: The file, folder or database that the block writes.
@@ -161,10 +161,10 @@ def room_for(what: str | Path, fix: str = MAKE_ROOM) -> Iterator[None]:
 
 
 def no_room(error: BaseException) -> str | None:
-    """The system's message, if a full or read-only disk is the cause of an error; otherwise None.
+    """Return the system's message if the cause of an error is a full or read-only disk; otherwise None.
 
-    Rust libraries (safetensors, tokenizers) give the number of the system's error in their text; SQLite has error
-    names.
+    Rust libraries (safetensors, tokenizers) put the system's error number into their message; SQLite has names of
+    errors.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -179,17 +179,17 @@ def no_room(error: BaseException) -> str | None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Create a file of `size` zero bytes and reserve their room on the disk.
+    """Create a file of `size` zero bytes, and reserve the space on the disk.
 
-    Without reserved room, writing to the file through a memory map kills the process (SIGBUS) when the disk is full.
+    Without this, writing to the file through a memory map kills the process (SIGBUS) when the disk is full.
 
     Raises:
-        OSError: There is not enough room; the file is removed.
+            OSError: There is not enough space; the file is removed.
     """
     try:
         with path.open("wb") as file:
             file.truncate(size)
-            if size and hasattr(os, "posix_fallocate"):  # macOS lacks it
+            if size and hasattr(os, "posix_fallocate"):  # macOS has no posix_fallocate
                 os.posix_fallocate(file.fileno(), 0, size)
     except OSError:
         path.unlink(missing_ok=True)
@@ -209,7 +209,7 @@ def _sync(path: Path) -> None:
 
 
 def checksum(path: Path) -> dict[str, int]:
-    """Size in bytes and CRC-32 of a file, which is read in chunks of 1 MiB."""
+    """Return the size in bytes and the CRC-32 of a file, which is read in chunks of 1 MiB."""
     crc = size = 0
     buffer = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:  # no memory map: its pages would count as memory of this process
@@ -219,18 +219,18 @@ def checksum(path: Path) -> dict[str, int]:
 
 
 def verify(folder: Path, sums: Mapping[str, Sum], fix: str = REBUILD, error: type[RankerError] = DataError) -> None:
-    """Compare files with their checksums, several in parallel.
+    """Compare files with their checksums; several files are read in parallel.
 
-    A process compares each file once, and only the first process of a machine compares the bytes; others compare sizes.
+    A process compares each file once. Only the first process of a machine compares bytes; others compare sizes.
 
     Args:
         folder: The folder of the files.
         sums: File name -> `bytes` and `crc32`, as `checksum` gives them.
-        fix: Advice at the end of the error message; `{folder}` in it is replaced.
+        fix: Advice at the end of the error message, in which `{folder}` is replaced.
         error: Class of the error.
 
     Raises:
-        RankerError: Of class `error`, with the file's name: a file is missing, or its size or bytes differ.
+        RankerError: A file is missing, or its size or bytes differ. The error is of class `error` and names the file.
     """
     started = time.monotonic()
 
@@ -265,7 +265,7 @@ def write_sums(folder: Path, names: Iterable[str] | None = None) -> None:
 
     Args:
         folder: The folder.
-        names: Files to add to the listed ones; None: list all files of the folder, subfolders included.
+        names: Files to add to the list; None: replace the list by all files of the folder and its subfolders.
     """
     listed = read_sums(folder) if names is not None and (folder / SUMS).is_file() else {}
     if names is None:
@@ -281,7 +281,7 @@ def write_sums(folder: Path, names: Iterable[str] | None = None) -> None:
 def verify_folder(
     folder: Path, name: str | None = None, error: type[RankerError] = DataError, fix: str = ACCEPT
 ) -> None:
-    """Compare a folder with its `checksums.json`; a folder without one comes from another program and is accepted.
+    """Compare a folder with its `checksums.json`. A folder of another program has no such file and is accepted.
 
     Args:
         folder: The folder.
@@ -290,7 +290,7 @@ def verify_folder(
         fix: As for `verify`.
 
     Raises:
-        RankerError: Of class `error`: a listed file, or the list itself, has changed or is unreadable.
+        RankerError: A listed file, or the list itself, has changed or can't be read. The error is of class `error`.
     """
     if (folder / SUMS).is_file():
         sums = read_sums(folder, error)
@@ -298,10 +298,10 @@ def verify_folder(
 
 
 def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, Sum]:
-    """The content of a folder's `checksums.json`.
+    """Return the content of a folder's `checksums.json`.
 
     Raises:
-        RankerError: Of class `error`: the list is unreadable, or names a file outside the folder.
+        RankerError: The list can't be read, or names a file outside the folder. The error is of class `error`.
     """
     path = folder / SUMS
     try:
@@ -313,13 +313,13 @@ def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, S
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as fault:
         raise error(
             f"{path}: expected the sizes and checksums of the folder's files, got {fault!r}; "
-            "if the other files are right, delete this one, and they are used unchecked"
+            "if the other files are right, delete this file; the others are then used without a check"
         ) from fault
     return sums
 
 
 def leads_out(path: str) -> bool:
-    """Whether a path is absolute, or leaves the folder that it is relative to.
+    """Return whether a path is absolute, or leaves the folder to which it is relative.
 
     >>> [leads_out(path) for path in ("a/b", "../a", "/a", "a/../../b", "~/a", "val/nDCG@10")]
     [False, True, True, True, True, False]
@@ -330,7 +330,7 @@ def leads_out(path: str) -> bool:
 def zip_fault(path: Path) -> str | None:
     """Compare the members of a zip archive (a checkpoint, an `.npz`) with their CRC-32.
 
-    Readers of arrays do not compare these. Every process of a run compares the archive once, so all decide alike.
+    Readers of arrays do not compare CRC-32s. Every process of a run compares the archive once, so all decide alike.
 
     Returns:
         A description of the fault; None if the archive is intact.
@@ -356,7 +356,7 @@ def _is_first_of_machine() -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Recompute the checksums of the listed files of each folder; returns the exit code."""
+    """Compute the checksums of the listed files of each folder again; return the exit code."""
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)  # noqa: T201
         return 1

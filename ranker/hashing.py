@@ -1,4 +1,4 @@
-"""Hashes: seeded random numbers that depend on integers only, and fingerprints of arrays and texts."""
+"""Hashes: random numbers that depend only on given integers, and fingerprints of arrays and texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check within seconds whether a server answers, and stop at the first time-out; libraries retry for minutes."""
+"""Check within seconds whether a server answers, and stop at the first time-out. Libraries would retry for minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
     """Return the reason if a server does not answer at all; None if it gives any answer.
 
     Args:
-        url: An address on the server. The request is for its root, through the proxies of the environment.
+        url: An address on the server. The request goes to the server's root, through the environment's proxies.
         seconds: Time limit for name look-up, connection and answer together.
     """
     parts = urlsplit(url)
@@ -34,7 +34,7 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
             HTTPError,
             HTTPException,
             ssl.SSLError,
-        ):  # the server answered; the library, with its own certificates, decides what to do
+        ):  # the server answered; the library uses its own certificates and decides what to do
             reasons.clear()
         except URLError as error:
             reasons[:] = [] if isinstance(error.reason, ssl.SSLError) else [str(error.reason)]
@@ -48,14 +48,14 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
 
 
 def watch_hub(name: str) -> None:
-    """From now on, after the first request for a model on the Hugging Face hub that times out, later ones fail at once.
+    """After a request for a model on the Hugging Face hub has timed out, let all later requests fail at once.
 
-    huggingface_hub requests each of a model's files several times, and waits for each answer. If a request fails, it
-    reads its cache, as it does offline. Requests without a time limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by default. A
-    second call of this function allows requests again.
+    huggingface_hub requests each of a model's files several times and waits for each answer. If a request fails, the
+    library reads its cache, as it does offline. Requests without a time limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by
+    default. A second call of this function allows requests again.
 
     Args:
-        name: The model's id on the hub; a time-out of another request, such as telemetry, ends only this request.
+        name: The model's id on the hub. A time-out of another request, such as telemetry, ends only that request.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -75,7 +75,7 @@ def watch_hub(name: str) -> None:
             return send(request, **options)
         except Exception as error:
             url = request.url
-            # the class is httpx's or httpx2's, by the version of huggingface_hub
+            # the exception is a class of httpx or httpx2; this depends on the version of huggingface_hub
             if "Timeout" not in type(error).__name__ or name not in url.path:
                 raise
             _hub_failures.append(
@@ -89,5 +89,5 @@ def watch_hub(name: str) -> None:
 
 
 def hub_failure() -> str | None:
-    """The reason why the hub was given up since `watch_hub`, and how to work offline; None if it was not given up."""
+    """Return why requests to the hub fail since `watch_hub`, and how to work offline; None if they do not fail."""
     return _hub_failures[0] if _hub_failures else None

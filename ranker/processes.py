@@ -1,4 +1,4 @@
-"""The processes of one run end together, so that no process waits in a collective for one that has died."""
+"""End all processes of a run together, so that no process waits in a collective for one that has died."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
 
 
 def global_rank() -> int:
-    """The rank of this process under torchrun or SLURM; 0 if neither started it."""
+    """Return the rank of this process under torchrun or SLURM; 0 if neither started it."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
 def is_first_process() -> bool:
-    """Whether this process writes the run folder. Lightning sets LOCAL_RANK for the processes that it starts."""
+    """Return whether this process writes the run folder. Lightning sets LOCAL_RANK in the processes that it starts."""
     return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
@@ -30,7 +30,7 @@ def available_cores() -> int:
 
 
 def watch_parent(seconds: float = 1.0, parent: int | None = None) -> None:
-    """End this process when its parent dies; otherwise a collective on a GPU would block for half an hour.
+    """End this process when its parent dies. Otherwise a collective on a GPU would wait for half an hour.
 
     Args:
         seconds: Time between two checks.
@@ -54,7 +54,7 @@ def announce_parent() -> None:
 
 
 def watch_from_the_start() -> None:
-    """Watch the parent in every process of a run except the first of its machine; call this before slow imports."""
+    """Watch the parent, in every process of a run except each machine's first one. Call this before slow imports."""
     parent = os.environ.pop(PARENT, None)  # processes that this one starts, such as data workers, must not see it
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         watch_parent(parent=None if parent is None else int(parent))
@@ -66,7 +66,7 @@ def announce_dead_children() -> None:
 
 
 def leave_without_peers(exit_code: int) -> None:
-    """End this process at once if it is still in a process group; call it after the error message is printed.
+    """End this process at once if it is still in a process group. Call this after the error message is printed.
 
     A group that has lost a process may still have operations that wait for this process. Destroying the group, as a
     normal exit does, waits for these operations and can block for ever.
@@ -79,7 +79,7 @@ def leave_without_peers(exit_code: int) -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error comes from a collective whose other process has died."""
+    """Return whether an error comes from a collective in which another process has died."""
     return type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError") or bool(
         isinstance(error, RuntimeError) and LOST.search(str(error))
     )

@@ -1,4 +1,4 @@
-"""Make sure that a run folder has the files of one run only.
+"""Make sure that a run folder contains the files of one run only.
 
 The folder must be new or empty when the run begins. Only files that the run wrote are ever removed from it.
 """
@@ -12,21 +12,21 @@ from pathlib import Path
 
 from ranker.errors import ConfigError
 
-# the files that every run writes before its first result
+# files that every run writes before its first result
 WRITTEN = ("config.yaml", "checksums.json", "environment.json", "train.log")
-SHOWN = 3  # an error names this many entries of a folder
+SHOWN = 3  # number of entries of a folder that an error names
 
 _new: set[Path] = set()  # folders that did not exist before this process
 
 
 def note(folder: Path) -> None:
-    """Remember whether a folder exists; call it before Hydra makes the folder."""
+    """Remember whether a folder exists. Call this before Hydra creates the folder."""
     if not folder.exists():
         _new.add(folder.absolute())
 
 
 def is_new(folder: Path) -> bool:
-    """Whether a folder did not exist before this process."""
+    """Return whether a folder did not exist before this process."""
     return folder.absolute() in _new
 
 
@@ -36,10 +36,10 @@ def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None
     Args:
         key: The configuration key that names the folder.
         folder: The folder; it need not exist.
-        expected: Names of entries that it may hold.
+        expected: Names of entries that the folder may contain.
 
     Raises:
-        ConfigError: The folder holds another entry, or is a file.
+        ConfigError: The folder contains another entry, or is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{key}: expected a new or an empty folder, got the file {folder}; name another")
@@ -50,12 +50,12 @@ def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ConfigError(
             f"{key}: expected a new or an empty folder, got {folder}, "
-            f"which holds {', '.join(names[:SHOWN])}{more}; name another"
+            f"which contains {', '.join(names[:SHOWN])}{more}; name another"
         )
 
 
 def _log_files(folder: Path) -> set[str]:
-    """Names of the log files in a folder that this process has open; Hydra's logging may write one there."""
+    """Return the names of log files in a folder that this process has open. Hydra's logging may write one there."""
     files = [
         Path(handler.baseFilename)
         for handler in logging.getLogger().handlers
@@ -65,9 +65,9 @@ def _log_files(folder: Path) -> set[str]:
 
 
 def discard(folder: Path) -> None:
-    """Remove the files of a run without results, and the folder if the run made it.
+    """Remove the files of a run without results, and the folder if the run created it.
 
-    A folder that holds anything else stays as it is.
+    A folder that contains anything else stays as it is.
     """
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - set(WRITTEN):
         return
@@ -75,5 +75,5 @@ def discard(folder: Path) -> None:
         with suppress(OSError):
             (folder / name).unlink()
     if is_new(folder):
-        with suppress(OSError):  # not empty after all
+        with suppress(OSError):  # fails if the folder is not empty
             folder.rmdir()

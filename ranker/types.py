@@ -18,10 +18,10 @@ Run = dict[str, dict[str, float]]  # query_id -> doc_id -> score
 
 
 class Movable:
-    """Base of dataclasses of tensors, which Lightning and a DataLoader with `pin_memory` can move.
+    """Base class of dataclasses of tensors, which Lightning and a DataLoader with `pin_memory` can move.
 
-    Fields may be tensors, dataclasses of this kind, or tuples of them. Treat instances as immutable. They are not
-    frozen because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
+    Fields may be tensors, other `Movable`s, or tuples of them. Treat instances as immutable. They are not frozen,
+    because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
     """
 
     def _map(self, move: Callable[[Any], Any]) -> Self:
@@ -50,16 +50,16 @@ class TokenBatch(Movable):
     Args:
         tokens: Token ids of all rows, one after another, int64 [tokens].
         segments: Segment (token type) ids, int64 [tokens].
-        cu_seqlens: Cumulative row lengths, int32 [rows + 1], first 0, last the number of tokens.
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1]; the first is 0, the last is the number of tokens.
         max_length: Length of the longest row, a Python int, so that no kernel launch waits for the device.
-        attended: Number of tokens at the start of each row that serve as keys of attention, int32 [rows]. The other
-            tokens attend to these keys, and no token attends to the others (ColBERT's query expansion). None: all
-            tokens are keys.
+        attended: Number of tokens at the start of each row to which the row's tokens attend, int32 [rows]. No token
+            attends to the tokens after them (ColBERT's query expansion). None: tokens attend to all tokens of their
+            row.
         num_attended: The sum of `attended`, a Python int.
-        row_ids: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
-            not on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
-        windows: Number of consecutive rows of each doc if rows are windows of docs, int64 [docs]. None: a row is a
-            text.
+        row_ids: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, so
+            they do not depend on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
+        windows: Number of consecutive rows of each doc if rows are windows of docs, int64 [docs]. None: each row is a
+            whole text or pair.
         max_windows: Largest number in `windows`, a Python int.
         lists: Number of consecutive rows of each list, int64 [lists]. Every token of a row also attends to the first
             tokens of the other rows of its list. None: tokens attend only to their own row.
@@ -80,7 +80,7 @@ class TokenBatch(Movable):
 
     @property
     def num_texts(self) -> int:
-        """Number of texts or pairs; each is one row, or several windows."""
+        """Number of texts or pairs; each has one row, or several rows if it is cut into windows."""
         return self.num_rows if self.windows is None else self.windows.shape[0]
 
     @property
@@ -96,21 +96,23 @@ class TokenBatch(Movable):
 
 @dataclass
 class RankBatch(Movable):
-    """A micro-batch of query groups. A cross-encoder reads `pairs`; a bi-encoder reads `queries` and `docs`.
+    """A micro-batch of query groups; a group is a query with its docs.
+
+    A cross-encoder reads `pairs`; a bi-encoder reads `queries` and `docs`.
 
     Args:
         labels: Grades or a teacher's scores, float32 [batch, docs]; 0 where `doc_mask` is False.
-        doc_mask: True where a group has a doc, bool [batch, docs]. Texts of `pairs` and of `docs` are its True cells in
-            row-major order.
-        group_ids: Index of each group within the optimizer step, int64 [batch]. In evaluation, where a group of a
-            cross-encoder is one candidate: the index of the candidate; for a bi-encoder, of the query.
+        doc_mask: True where a group has a doc, bool [batch, docs]. `pairs` and `docs` have one text for each True cell,
+            in row-major order.
+        group_ids: Index of each group within the optimizer step, int64 [batch]. In evaluation: index of the query for a
+            bi-encoder; for a cross-encoder, whose groups are single candidates, index of the candidate.
         share: Number of groups here divided by the number of groups of the whole step on all devices. The shares of a
             step sum to 1.
-        pairs: One row per real doc, or per window of it: query and doc in one sequence.
-        queries: One row per group.
-        docs: One row per real doc, or per window of it.
+        pairs: One row for each doc, or for each window of a doc: query and doc in one sequence.
+        queries: One row for each group.
+        docs: One row for each doc, or for each window of a doc.
         set_sizes: In a mix of several sets: number of groups of each set; groups are in the order of the sets. Empty:
-            a single set.
+            there is a single set.
     """
 
     labels: Tensor
@@ -125,15 +127,15 @@ class RankBatch(Movable):
 
 @dataclass
 class Contrast(Movable):
-    """Labels and masks of a whole optimizer step for in-batch negatives; every device holds the same.
+    """Labels and masks of a whole optimizer step for in-batch negatives, equal on every device.
 
-    The axis `docs` runs over the real docs of the step, group by group.
+    The axis `docs` has the real docs of the step, group by group.
 
     Args:
         labels: Label of each doc in its own group, float32 [docs].
         owners: Index of each doc's group, ascending, int64 [docs].
         mask: True where a doc is ranked for a query, bool [groups, docs] (`ranker.data.contrast.contrast`).
-        positive: True where a doc is relevant for the query of its own group, bool [docs]. This can't be read from
+        positive: True where a doc is relevant for the query of its own group, bool [docs]. This differs from
             `labels > 0`: a negative with a grade below the relevance threshold has a label above 0.
     """
 
@@ -153,11 +155,13 @@ class TrainStep(Movable):
         micro_batches: The micro-batches of this device; empty if other devices have all groups.
         num_groups: Number of groups of the whole step, over all devices.
         num_docs: Number of docs of the whole step, over all devices.
-        contrast: Labels and masks for in-batch negatives; None: training without them.
+        contrast: Labels and masks for in-batch negatives; None: the training has no in-batch negatives.
         seeds: torch's seed of each micro-batch, for a step that is repeated on another device; empty: the module
-            computes them.
-        set_groups: In a mix of several sets: number of groups of each set in the whole step; empty: a single set.
-        round: Number of the round of mined negatives that its groups have, see `ranker.data.refreshed`; 0: the data's.
+            computes the seeds.
+        set_groups: In a mix of several sets: number of groups of each set in the whole step. Empty: there is a single
+            set.
+        round: Index of the round of mined negatives that the groups have, see `ranker.data.refreshed`. 0: the negatives
+            are those of the data.
     """
 
     epoch: int
@@ -172,14 +176,15 @@ class TrainStep(Movable):
 
 
 class Loss(Protocol):
-    """The mean over groups of each group's own value, a scalar. All inputs are [batch, docs].
+    """Return the mean over groups of each group's own value, a scalar. All inputs are [batch, docs].
 
-    Three class attributes are True if left out. `pairwise = False` declares that the loss holds no tensor
-    [batch, docs, docs]; otherwise, with in-batch negatives, it is called with few groups at a time.
-    `needs_negatives = False` declares that it learns from a group of relevant docs alone; otherwise `batch.docs` must
-    be larger than `batch.positives`. `sorts_all = False` declares that it learns which docs are best, not their order.
-    Two more are False if left out. With `against_reference = True` the training subtracts a frozen reference's scores
-    (`ranker.training.loss_inputs`). With `draws = True` it also passes the step's `seed` and the `group_ids` [batch].
+    Three class attributes are True if left out. `pairwise = False` declares that the loss computes no tensor
+    [batch, docs, docs]; other losses are called with few groups at a time if there are in-batch negatives.
+    `needs_negatives = False` declares that the loss learns from a group of relevant docs alone; for other losses,
+    `batch.docs` must be larger than `batch.positives`. `sorts_all = False` declares that the loss learns which docs are
+    best, but not their order. Two more attributes are False if left out. With `against_reference = True` the training
+    subtracts a frozen reference's scores from the scores (`ranker.training.loss_inputs`). With `draws = True` it also
+    passes the step's `seed` and the `group_ids` [batch] to the loss.
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...

@@ -1,1 +1,1 @@
-"""From configuration to objects: run folder, data, scorer, trainer."""
+"""Build the objects of a command from its configuration: run folder, data, scorer, trainer."""

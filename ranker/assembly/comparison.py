@@ -1,4 +1,4 @@
-"""Find the runs of each set, with judgements and texts, for `ranker compare`."""
+"""Find the run files, the judgements and the texts of each set for `ranker compare`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def _short_name(path: Path) -> str:
 
 
 def files_of_sets(cfg: DictConfig, paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the run files of each set that all runs have; a run file whose set is unknown fits any single set.
+    """Return set name -> run files, one for each path, for the sets that all runs have.
+
+    A plain run file does not say its set, so it can be compared on any set, but only on a single one.
 
     Raises:
         ConfigError: A path has no run, no set is common to all runs, or `sets` names a set that is not common to all.
@@ -89,7 +91,9 @@ def files_of_sets(cfg: DictConfig, paths: Sequence[Path]) -> dict[str, list[Path
 
 
 def judgements(cfg: DictConfig, paths: Sequence[Path], names: Sequence[str]) -> dict[str, Judged]:
-    """Return judgements and texts of each set, from the files of `qrels=`, else the data, else a suite's run folder.
+    """Return judgements and texts of each set.
+
+    Judgements come from `qrels=` if it is set. Otherwise they come from the run folder of a suite or from the data.
 
     Raises:
         ConfigError: There are no judgements.

@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
-    """Load the collections of a `data` node, and apply its rule for queries that are docs of the collection.
+    """Load the collections of a `data` node, and apply the node's `drop_query_docs`.
 
     Args:
-        node: The node; for a mix, each set is loaded.
-        cache_dir: Folder for sources that keep files of their own.
+        node: A `data` node. If it is a mix, all its sets are loaded.
+        cache_dir: Folder in which a source may keep its own files.
     """
     sets = sets_of(node)
     if sets:
@@ -54,12 +54,12 @@ def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
 
 
 def load_set(name: str, node: Any, cache_dir: str) -> Splits:
-    """Load a set of a mix: no training queries if its weight is 0, and no others if it is not evaluated.
+    """Load a set of a mix. A set of weight 0 gets no training queries; a set that is not evaluated gets no others.
 
     Args:
         name: Name of the set.
-        node: Its node.
-        cache_dir: Folder for sources that keep files of their own.
+        node: The set's node.
+        cache_dir: Folder in which a source may keep its own files.
     """
     with errors_of(f"data.sets.{name}"):
         own = {key: value for key, value in node.items() if key not in SET_KEYS}
@@ -70,7 +70,7 @@ def load_set(name: str, node: Any, cache_dir: str) -> Splits:
 
 
 def load_splits(cfg: DictConfig) -> Splits:
-    """Load the training data with first-stage candidates; those of the validation set are cut to `val_depth`.
+    """Load the training data with first-stage candidates. The validation set gets at most `val_depth` for each query.
 
     Raises:
         ConfigError: The data has no training set.
@@ -86,13 +86,20 @@ def load_splits(cfg: DictConfig) -> Splits:
         )
     if loaded.train is None:
         raise ConfigError(
-            "data: expected a training set, got a source without one; use evaluate.py, or name training data"
+            "data: expected a training set, got a source without one; use evaluate.py, or set data to one that has it"
         )
     return _prepared(cfg, loaded, "data", cfg.data)
 
 
 def _prepared(cfg: DictConfig, loaded: Splits, path: str, node: Any) -> Splits:
-    """Add first-stage candidates to the collections of the `data` node at a path; warn of queries that are docs."""
+    """Add first-stage candidates to loaded collections; warn of queries that are docs of their collection.
+
+    Args:
+        cfg: The configuration.
+        loaded: The collections.
+        path: The configuration key of their `data` node, for messages.
+        node: The node.
+    """
     depth = max(cfg.depth, cfg.batch.depth)
     with errors_of(path):
         splits = with_candidates(loaded, depth, Path(cfg.cache_dir), FirstStage.of(node))
@@ -129,10 +136,10 @@ def chosen_sets(splits: Splits, split: str | None) -> dict[str, Collection]:
 
 
 def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
-    """The collection whose queries get mined negatives, by its name; empty for None.
+    """Return set name -> collection for the one set whose queries get mined negatives; empty if `split` is None.
 
     Raises:
-        ConfigError: The data has no such split, or the split has several sets; negatives.trec is for one set only.
+        ConfigError: The data has no such split, or the split has several sets, but negatives.trec is for one set.
     """
     sets = chosen_sets(splits, split) if split is not None else {}
     if len(sets) > 1:
@@ -141,12 +148,14 @@ def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
 
 
 def text_limits(scorer: Scorer, trained: Any, node: Any = None) -> TextLimits:
-    """Text lengths as in training; without a training configuration, those in the model's folder, else defaults.
+    """Return the largest numbers of tokens of texts.
+
+    They are the training's. Without a training configuration, they are those of the model's folder, or else defaults.
 
     Args:
         scorer: The scorer.
-        trained: The configuration of its training; may be empty.
-        node: The node of a set of a mix; its lengths take precedence.
+        trained: The configuration of the scorer's training; may be empty.
+        node: The node of a set of a mix, whose limits take precedence; None: there is no mix.
     """
     query, doc = scorer.text_limits or (64, 448)
     own = node or {}
@@ -171,7 +180,7 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
 
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
-    """Build the data module of a scorer: for one set, for a mix, or with a multitask scorer's auxiliary tasks."""
+    """Build the data module of a scorer, for one set or for a mix, and with a multitask scorer's auxiliary tasks."""
     sets = sets_of(cfg.data)
     if sets:
         parts = {
@@ -197,7 +206,7 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
 
 
 def start_from_docs(cfg: DictConfig, splits: Splits, scorer: Scorer) -> None:
-    """Count words in the training docs for a scorer that has `start_from_docs`, and call this method.
+    """Call the scorer's `start_from_docs`, if it has this method, with word counts of the training docs.
 
     Args:
         cfg: The configuration of the training.
@@ -219,7 +228,7 @@ def start_from_docs(cfg: DictConfig, splits: Splits, scorer: Scorer) -> None:
 
 
 def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed: int) -> RankData:
-    """Loaders of one source.
+    """Return the data module of one source.
 
     Args:
         cfg: The configuration of the training.

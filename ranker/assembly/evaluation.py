@@ -1,4 +1,4 @@
-"""Score and measure sets with a trained scorer: the test after a training, and the evaluation of a checkpoint."""
+"""Score sets with a trained scorer and measure the runs: for the test of a training and for `evaluate.py`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def evaluate_sets(
     baselines: Mapping[str, Run] = MappingProxyType({}),
     report: Report | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Score the test sets on all devices, and write and measure a run for each. All processes must call this.
+    """Score the test sets on all devices, write a run for each set and measure it. All processes must call this.
 
     Args:
         cfg: The configuration.
@@ -63,9 +63,9 @@ def evaluate_sets(
         scorer: The scorer.
         data: Its `splits.tests` are evaluated.
         devices: The devices of the run.
-        depth: Depth of the first stage that a run is compared with.
+        depth: Number of first-stage docs of each query with which a run is compared.
         baselines: Set name -> a run to compare with in place of the first stage.
-        report: Gets each set for the page.
+        report: The page to which each set is added; None: no page.
 
     Returns:
         Set name -> content of its `metrics.json`, on the first process; empty on the others.
@@ -76,7 +76,7 @@ def evaluate_sets(
     written: dict[str, Callable[[], dict[str, Any]]] = {}
     earlier: list[Future[dict[str, Any]]] = []
     last = next(reversed(data.splits.tests), None)
-    with ThreadPoolExecutor(1) as writer:  # a set is measured while the next one is scored
+    with ThreadPoolExecutor(1) as writer:  # measures a set while the next set is scored
         for name, collection in data.splits.tests.items():
             run = _score(cfg, scorer, data, devices, name)
             if run is not None:
@@ -111,10 +111,10 @@ def _score(
 
 
 def with_list_options(scorer: Any, cfg: DictConfig) -> Any:
-    """Return a scorer that ranks long lists as the configuration says.
+    """Return a scorer that ranks long lists as `lists` and `orders` of the configuration say.
 
     Raises:
-        ConfigError: The scorer scores each doc alone, and `lists` or `orders` is set.
+        ConfigError: The scorer scores each doc alone, but `lists` or `orders` is set.
     """
     options = {key: value for key, value in cfg.lists.items() if value != "auto"}
     if not getattr(scorer, "reads_lists", False) and (options or cfg.orders > 1):
@@ -126,7 +126,7 @@ def with_list_options(scorer: Any, cfg: DictConfig) -> Any:
     if options:
         if not hasattr(scorer, "lists"):
             name = type(scorer).__name__
-            raise ConfigError(f"lists: expected set_encoder or listwise_lm, which have windows, got {name}")
+            raise ConfigError(f"lists: expected set_encoder or listwise_lm, which have list windows, got {name}")
         names = {"window": "size", "stride": "stride", "merge": "merge"}
         scorer.lists = replace(scorer.lists, **{names[key]: value for key, value in options.items()})
     return scorer
@@ -142,17 +142,17 @@ def write_set(
     baseline: Run | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write a set's run with its measures and a comparison with the baseline or the first stage.
+    """Write a set's run, its measures, and its comparison with the baseline, or else with the first stage.
 
     Args:
         folder: The run folder.
         name: The set's name.
         run: query_id -> doc_id -> score.
         collection: The set.
-        cfg: Has `measures`, the run's tag `name`, and perhaps `length_buckets`.
-        first_stage_depth: Depth of the first stage that the run is compared with.
+        cfg: Has `measures`, `name` (the run file's tag), and perhaps `length_buckets`.
+        first_stage_depth: Number of first-stage docs of each query with which the run is compared.
         baseline: A run to compare with in place of the first stage.
-        report: Gets the set for the page.
+        report: The page to which the set is added; None: no page.
 
     Returns:
         The content of `metrics.json`.
@@ -172,7 +172,7 @@ def write_set(
         None if buckets is None else Lengths.of(collection, buckets),
     )
     means = written["measures"]
-    if compared and means:  # there are none if no query is judged
+    if compared and means:  # `means` is empty if no query is judged
         measure = next(iter(means))
         pictures.write_comparison(folder, name, measure, run, compared, dict(collection.qrels), collection.relevance)
     if written.get("by_length"):
@@ -194,13 +194,13 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     """Re-rank a collection's candidates with a checkpoint, and measure the runs.
 
     Raises:
-        ConfigError: The checkpoint's training data is not known and `data` is not set.
+        ConfigError: The checkpoint does not say which data it was trained on, and `data` is not set.
     """
     quiet_libraries()
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
     if cfg.data is None and "data" not in trained:
         raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
-    rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
+    rehearse_trainer(cfg)  # checks all trainer.* options, although Fabric computes the scores
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     scorer = prepare(with_list_options(scorer, cfg), cfg.inference, cfg.trainer.accelerator)
@@ -253,14 +253,14 @@ def _rank_data(
 
 
 def sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
-    """The collections of the chosen split as test sets, with the candidates to re-rank.
+    """Return the collections of the chosen split as test sets, with the candidates to re-rank.
 
     Raises:
-        ConfigError: The data has no such split; or one file of candidates is given for a mix of sets.
+        ConfigError: No set has the split, or a single file of candidates is given for a mix of sets.
     """
     loaded = load_source(source, cfg.cache_dir)
     print_notice(loaded)
-    chosen = chosen_sets(loaded, cfg.split)  # first, so that a split that no set has is an error
+    chosen = chosen_sets(loaded, cfg.split)  # called first: a split that no set has is an error
     if not loaded.sets:
         return _with_candidates(cfg, chosen, depth, source)
     for key in ("candidates", "baseline", "add_positives"):
@@ -277,13 +277,13 @@ def sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
 
 
 def _with_candidates(cfg: DictConfig, chosen: dict[str, Collection], depth: int, source: Any) -> Splits:
-    """Some collections as test sets, with the candidates to re-rank.
+    """Return collections as test sets, with the candidates to re-rank.
 
     Args:
         cfg: The configuration of the evaluation.
         chosen: The collections by name.
         depth: Candidates per query.
-        source: The `data` node that they come from.
+        source: The `data` node of the collections.
     """
     if cfg.candidates is not None:
         given = read_candidates(Path(cfg.candidates))
@@ -293,7 +293,7 @@ def _with_candidates(cfg: DictConfig, chosen: dict[str, Collection], depth: int,
     splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
     for part in splits.tests.values():
         warn_of_query_docs(part, part.candidates)
-    if cfg.get("add_positives"):  # shown in the name, because measures of such a set say nothing about the first stage
+    if cfg.get("add_positives"):  # the name must show this, because measures then say nothing about the first stage
         tests = {f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()}
         splits = replace(splits, tests=tests)
     return splits

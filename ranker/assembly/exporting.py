@@ -1,4 +1,4 @@
-"""Export a checkpoint: check the format, write the files, score the test pairs with them, refuse or keep the folder."""
+"""Export a checkpoint: check the format, write the files, and keep them only if they give the original's scores."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ComparedPairs:
 
 
 def export_checkpoint(cfg: DictConfig) -> None:
-    """Write an export with its `parity.json`.
+    """Write an export and `parity.json`, the comparison of its scores with the original's.
 
     Raises:
         ConfigError: The format can't hold the model, or the folder is in use.
@@ -84,13 +84,13 @@ def export_checkpoint(cfg: DictConfig) -> None:
     scorer = load_scorer(path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
     if removed_heads(scorer.encoder.config):
         raise CheckpointError(
-            f"checkpoint: expected a model with all of its attention heads, got {str(path)!r}, from which ranker "
-            "compress removed some; other programs can't read it"
+            f"checkpoint: expected a model with all of its attention heads, got {str(path)!r}, whose heads ranker "
+            "compress removed in part; other programs can't read such a model"
         )
     if isinstance(scorer, EarlyExit) and scorer.elsewhere():
         raise ConfigError(
             f"checkpoint: expected a model that scores with its last layer, got exit={scorer.exit} and "
-            f"margin={scorer.margin}; train with model.exit=null model.margin=null, and exit with inference.exit= here"
+            f"margin={scorer.margin}; train with model.exit=null model.margin=null, and choose exits with inference"
         )
     check_format(scorer, cfg.format, cfg.dtype)
     target = Path(cfg.to or Path(HydraConfig.get().runtime.output_dir) / cfg.format).absolute()
@@ -114,7 +114,7 @@ def export_checkpoint(cfg: DictConfig) -> None:
 
 
 def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[str, ComparedPairs]:
-    """Return the pairs that an evaluation of the checkpoint scores, by test set."""
+    """Return set name -> the pairs of this test set that an evaluation of the checkpoint scores."""
     depth = cfg.depth or trained.get("depth", 100)
     source = cfg.data if cfg.data is not None else trained.data
     nodes: Mapping[str, Any] = sets_of(source)
@@ -130,13 +130,13 @@ def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[st
         docs = {doc_id: collection.docs[doc_id].full_text for doc_id in dict.fromkeys(doc_id for _, doc_id in ids)}
         texts = [(collection.queries[query_id], docs[doc_id]) for query_id, doc_id in ids]
         limits = text_limits(scorer, trained, nodes.get(name) if nodes else None)
-        collection = replace(collection, instructions=None)  # both programs score the texts alone
+        collection = replace(collection, instructions=None)  # other programs read only query and doc
         sets[name] = ComparedPairs(collection, [query for query, _ in ids], [doc for _, doc in ids], texts, limits)
     return sets
 
 
 def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -> dict[str, Any]:
-    """Write the files of a format; return the facts about them for the README."""
+    """Write the files of a format; return the values that the export's README shows."""
     plain, described = scorer, trained
     if _adapter.has_adapters(scorer):
         plain, described = without_adapters(scorer, trained)
@@ -161,7 +161,7 @@ def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -
 
 
 def folder_type(folder: Path) -> str:
-    """Return what runs a model folder: `classifier`, `words`, `cross_encoder`, `bi_encoder` or `multi_vector`."""
+    """Return what a folder holds: `classifier`, `words`, `cross_encoder`, `bi_encoder` or `multi_vector`."""
     if has_modules(folder):
         if is_cross_encoder(folder):
             return "cross_encoder"
@@ -213,16 +213,16 @@ def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, ComparedPairs], c
 
 @contextmanager
 def _other_program() -> Iterator[None]:
-    """Say in one line that the program that an export is for can't run it.
+    """Turn an error of the program for which the export is written into one line.
 
     Raises:
-        CheckpointError: In place of that program's error.
+        CheckpointError: The program can't run the files.
     """
     try:
         yield
     except RankerError:
         raise
-    except Exception as error:  # the libraries raise errors of any type
+    except Exception as error:  # other programs raise errors of any type
         raise CheckpointError(
             "export: expected files that the other program runs, got its error "
             f"{type(error).__name__}: {' '.join(str(error).split())}; nothing is written"
@@ -230,9 +230,9 @@ def _other_program() -> Iterator[None]:
 
 
 def _cut_alike(scorer: Scorer, pairs: ComparedPairs, cfg: DictConfig) -> np.ndarray:
-    """Return which pairs other programs truncate as the training did, bool [pairs]."""
+    """Return for each pair whether other programs truncate it as the training did, bool [pairs]."""
     if scorer.reads != "pairs":
-        return np.ones(len(pairs.texts), bool)  # other programs also have a limit for each text
+        return np.ones(len(pairs.texts), bool)  # the two texts are read apart, each with its own limit, as in training
     data = RankData(
         Splits(None, None, {}), ScorerInputs.of(scorer), BatchOptions(), pairs.limits, cache_dir=cfg.cache_dir
     )

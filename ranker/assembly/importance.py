@@ -1,4 +1,4 @@
-"""How much each layer and each feed-forward unit of a trained ranker matters for its scores."""
+"""Measure how much each layer, attention head and feed-forward unit of a trained ranker matters for its scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ranker.types import RankBatch
 
 
 def layer_contributions(scorer: Any, batches: Iterable[RankBatch]) -> Tensor:
-    """Return how much each layer changes the states: 1 - the mean cosine of a token's state before and after it.
+    """Return how much each layer changes hidden states: 1 - mean cosine of a token's states before and after the layer.
 
-    This is the measure of contribution-based dropping in "Poor Man's BERT" (Sajjad et al., 2020, arXiv:2004.03844),
-    over all tokens.
+    This is the measure of contribution-based dropping in "Poor Man's BERT" (Sajjad et al., 2020, arXiv:2004.03844).
+    The mean is taken over all tokens.
 
     Args:
         scorer: The scorer, in evaluation mode.
@@ -42,17 +42,17 @@ def layer_contributions(scorer: Any, batches: Iterable[RankBatch]) -> Tensor:
 def unit_importances(
     scorer: Any, batches: Iterable[RankBatch], outputs: Callable[[nn.Module], dict[int, nn.Linear]], size: int = 1
 ) -> list[Tensor]:
-    """Return the first-order change of a pair's score if a unit, or a head of `size` units, is set to 0.
+    """Return the first-order change of a pair's score if a unit, or an attention head of `size` units, is set to 0.
 
-    For unit h of a layer: the mean over pairs of |sum over tokens of h * ds/dh|, as for heads in Michel et al., 2019
-    (arXiv:1905.10650, section 4.1), with the score s in place of the loss, so that no labels are needed. For a
-    head, h * ds/dh is summed over its units.
+    The importance of unit h is the mean over pairs of |sum over tokens of h * ds/dh|, where s is the score. Michel et
+    al., 2019 (arXiv:1905.10650, section 4.1) define it for heads with the loss in place of s; the score needs no
+    labels. For a head, h * ds/dh is also summed over the head's units, inside the absolute value.
 
     Args:
         scorer: The scorer, in evaluation mode, with transformers' own forward pass (`encoder.ragged=false`).
         batches: Batches of one pair each.
-        outputs: Returns the linear layer that reads the units of each layer, by its number.
-        size: Units of a head; 1: each unit by itself.
+        outputs: Returns layer index -> the linear layer that reads the units of that layer.
+        size: Units of a head; 1: each unit has its own importance.
 
     Returns:
         float64 [units / size] for each layer.
@@ -117,7 +117,7 @@ def kept_units(importances: Tensor, share: float, multiple: int) -> Tensor:
     Args:
         importances: [units].
         share: Share of units to keep, above 0.
-        multiple: The number is rounded up to a multiple of this, and is at most the number of units.
+        multiple: The number of kept units is rounded up to a multiple of this, but not above the number of units.
 
     >>> kept_units(torch.tensor([0.1, 0.4, 0.3, 0.2]), 0.5, 1).tolist()
     [1, 2]
@@ -129,13 +129,14 @@ def kept_units(importances: Tensor, share: float, multiple: int) -> Tensor:
 
 
 def kept_heads(importances: Sequence[Tensor], share: float) -> list[list[int]]:
-    """Return the heads of each layer to keep, ascending: the share of all heads with the largest importances.
+    """Return the heads to keep, ascending, for each layer: those with the largest importances among all layers' heads.
 
-    Importances of a layer are divided by their l2 norm (Michel et al., 2019, section 4.1). Each layer keeps a head.
+    Before layers are compared, the importances of a layer are divided by their l2 norm (Michel et al., 2019,
+    section 4.1). Each layer keeps at least one head.
 
     Args:
-        importances: Importances of the heads [heads], for each layer.
-        share: Share of all heads to keep, above 0; rounded up.
+        importances: For each layer, the importances of its heads [heads].
+        share: Share of all heads to keep, above 0. The number of heads is rounded up.
 
     >>> kept_heads([torch.tensor([0.3, 0.4]), torch.tensor([10.0, 0.1])], 0.5)
     [[1], [0]]

@@ -1,4 +1,4 @@
-"""Options of a trained model's forward passes in evaluation, re-ranking and serving."""
+"""Apply the options of `inference` to a trained model, for evaluation, re-ranking and serving."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ OPTIONS = ("exit", "margin", "quantize")
 
 
 def prepare(scorer: Scorer, options: Mapping[str, Any], accelerator: str = "auto") -> Scorer:
-    """Return the scorer with the options of the node `inference`; null options change nothing.
+    """Return the scorer with the options of the node `inference`; an option that is null changes nothing.
 
     Args:
         scorer: A loaded scorer, on the CPU.
         options: `exit` and `margin`, see `EarlyExit.leave`; `quantize`, see `Encoder.quantize`.
-        accelerator: Where the scorer will run, as `trainer.accelerator`.
+        accelerator: The device type on which the scorer will run, as in `trainer.accelerator`.
 
     Raises:
-        ConfigError: The scorer does not have such an option.
+        ConfigError: An option is unknown or does not apply to this scorer or device.
     """
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
@@ -50,14 +50,15 @@ def prepare(scorer: Scorer, options: Mapping[str, Any], accelerator: str = "auto
 
 
 def check_quantize(kind: str, accelerator: str) -> None:
-    """Check that the device can multiply in the chosen precision of linear layers.
+    """Check that the device can multiply matrices in the precision chosen for linear layers.
 
     Args:
         kind: `inference.quantize`.
-        accelerator: `trainer.accelerator`.
+        kind: Value of `inference.quantize`.
+        accelerator: Value of `trainer.accelerator`.
 
     Raises:
-        ConfigError: The device has no products in that precision.
+        ConfigError: The device can't multiply in that precision.
     """
     if kind not in KINDS:
         raise ConfigError(f"inference.quantize: expected null, {' or '.join(KINDS)}, got {kind!r}")

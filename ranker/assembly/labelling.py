@@ -1,4 +1,4 @@
-"""Build what `ranker label` needs: the docs to score, the teachers, and each teacher's scores."""
+"""Build the parts of `ranker label`: the docs to score, the teachers, and the scores of each teacher."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ READER_DOC_TOKENS = 448  # maximum tokens of a doc for a reader, the same as for
 
 @dataclass(frozen=True)
 class Teacher:
-    """A teacher: a model's folder, or a TREC run with its scores.
+    """A teacher: the folder of a model, or a TREC run that already has scores.
 
     Args:
         name: A name that no other teacher has.
         path: The folder or file.
-        trained: The description of the model's training; empty for a folder of another program and for a run.
-        reads: Whether it is a reader, which scores docs by the likelihood of answers.
+        trained: Description of the model's training; empty for a folder of another program and for a run.
+        reads: Whether the teacher is a reader, which scores a doc by the likelihood of the answers given the doc.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Teacher:
 
     @property
     def is_run(self) -> bool:
-        """Whether the scores are already in a file."""
+        """Whether the teacher is a TREC run, so that its scores need not be computed."""
         return self.path.is_file() and not self.reads
 
 
@@ -99,11 +99,11 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
-    """Return the chosen split with the docs to score as its candidates; every query has at least one.
+    """Return the chosen split, whose candidates are the docs to score; queries without any are left out.
 
     Args:
         cfg: The configuration.
-        trained: Description of the first teacher's training: its data and depth are the defaults.
+        trained: Description of the first teacher's training, whose data and depth are the defaults.
 
     Raises:
         ConfigError: `data` is not known, the split has several sets, or there are no candidates.
@@ -126,8 +126,8 @@ def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
     collection = splits.tests[name]
     if collection.candidates is None:
         raise ConfigError(
-            f"candidates: expected candidates=RUN, since {name} has training triples and no ranking, got null; "
-            "data.train_candidates=bm25 computes one"
+            f"candidates: expected candidates=RUN, since {name} has training triples but no ranking, got null; or set "
+            "data.train_candidates=bm25, which computes a ranking"
         )
     if cfg.add_positives and collection.qrels:
         collection = add_positives(collection, depth)
@@ -144,10 +144,10 @@ def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
 
 
 def shards_of(cfg: DictConfig, teacher: Teacher, collection: Collection, fabric: Any) -> ScoreShards:
-    """Score this process's share of the docs with a teacher that is a model. All processes must call this.
+    """Return the shards of a model's scores, after this process's share is scored. All processes must call this.
 
     Returns:
-        The shards of all processes' scores; other processes may still be writing theirs.
+        The shards of all processes. Other processes may still be writing their shards.
     """
     assert collection.candidates is not None
     scorer = load_scorer(teacher.path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
@@ -184,10 +184,10 @@ def shards_of(cfg: DictConfig, teacher: Teacher, collection: Collection, fabric:
 
 
 def shards_of_reader(cfg: DictConfig, collection: Collection, fabric: Any) -> ScoreShards:
-    """Score this process's share of the docs with a reader, see `ranker.labelling.reader`.
+    """Return the shards of a reader's scores (`ranker.labelling.reader`), after this process's share is scored.
 
     Returns:
-        The shards of all processes' scores; other processes may still be writing theirs.
+        The shards of all processes. Other processes may still be writing their shards.
     """
     assert collection.candidates is not None
     answers = read_answers(Path(cfg.reader.answers).expanduser(), collection.candidates.query_ids)

@@ -12,18 +12,19 @@ from ranker.errors import ConfigError
 from ranker.export._cut import layer_of
 from ranker.models.interface import Scorer, scoring_options
 
-Shares = Mapping[str, Sequence[float]]  # group of weights -> share of each scorer; their sum is 1
-OUTSIDE = "outside"  # the group of weights that are in no layer
+Shares = Mapping[str, Sequence[float]]  # group of weights -> share of each scorer in the mean; shares sum to 1
+OUTSIDE = "outside"  # the group of all weights that belong to no layer
 
 
 def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None, interpolation: str) -> Scorer:
     """Return the first scorer with merged weights.
 
     Args:
-        scorers: Name of the scorer in messages -> scorer; at least two.
+        scorers: Name (for messages) -> scorer; at least two scorers.
         shares: Weight of each scorer in the mean, at least 0 and not all 0; None: equal weights.
-        interpolation: `linear` is the weighted mean (model soups, Wortsman et al. 2022, arXiv 2203.05482). `slerp`
-            interpolates spherically between the tensors of two scorers (Shoemake 1985), at the second one's share.
+        interpolation: `linear` is the weighted mean (model soups, Wortsman et al. 2022, arXiv 2203.05482). `slerp`,
+            for two scorers, interpolates between their tensors on an arc (Shoemake 1985); its position is the second
+            scorer's share.
 
     Raises:
         ConfigError: The scorers differ in architecture or vocabulary.
@@ -34,7 +35,7 @@ def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None,
 
 
 class Merged:
-    """Several scorers, which `at` merges with given shares.
+    """Scorers of one architecture whose weights `at` merges, with shares given at each call.
 
     Args:
         scorers: As in `merge_scorers`.
@@ -62,7 +63,7 @@ class Merged:
         self.groups = [name for name in (OUTSIDE, *layers) if name in found]
 
     def at(self, shares: Shares) -> Scorer:
-        """Return the first scorer with merged weights; each weight uses the shares of its group."""
+        """Return the first scorer with merged weights. Each weight is merged with the shares of its group."""
         merged = {}
         for name, tensor in self._states[0].items():
             tensors, parts = [state[name] for state in self._states], shares[self._group_of[name]]
@@ -80,9 +81,10 @@ class Merged:
 def search_shares(
     groups: Sequence[str], trials: Sequence[Sequence[float]], value: Callable[[Shares], float], per_layer: bool
 ) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
-    """Search for the best shares: first equal ones for all groups, then group by group, from the last to the first.
+    """Search for the shares with the highest value.
 
-    If several shares have the same value, the first one is kept; trials begin with the most equal shares.
+    The first trials use equal shares for all groups. With `per_layer`, the groups are then changed one by one, from the
+    last group to the first. Among shares of equal value the first is kept, and trials begin with the most equal shares.
 
     Args:
         groups: Names of the groups.
@@ -91,7 +93,7 @@ def search_shares(
         per_layer: Whether groups may have different shares.
 
     Returns:
-        The shares, and each trial with `group` (None: all), `shares` and `value`.
+        The best shares of each group, and all trials, each with `group` (None: all groups), `shares` and `value`.
     """
     done: list[dict[str, Any]] = []
 
@@ -114,13 +116,13 @@ def search_shares(
 
 
 def _group_of(name: str, layers: int) -> str:
-    """Return the group of a scorer's weight; parts of the head, such as `pooler.0`, are outside of layers."""
+    """Return the group of a weight; weights of the head, such as `pooler.0`, are `outside`."""
     number = layer_of(name, layers) if ".model." in name else None
     return OUTSIDE if number is None else f"layer {number + 1}"
 
 
 def linear(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Return the weighted mean of tensors of one shape, in float64; equal tensors are returned unchanged.
+    """Return the weighted mean of tensors of one shape, in float64. Tensors that are all equal are returned unchanged.
 
     Args:
         tensors: The tensors.
@@ -132,10 +134,10 @@ def linear(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def slerp(one: Tensor, other: Tensor, share: float) -> Tensor:
-    """Return the point at `share` of the arc from one tensor to another, both seen as vectors, computed in float64.
+    """Return the point at `share` of the arc from one tensor to another. Both are flattened; computed in float64.
 
-    With angle a between the vectors: (sin((1 - share) a) one + sin(share a) other) / sin(a). For parallel vectors
-    and zero vectors this is undefined; they get their weighted mean.
+    With angle a between the vectors: (sin((1 - share) a) one + sin(share a) other) / sin(a). This is undefined for
+    parallel vectors and zero vectors, which get their weighted mean instead.
 
     Args:
         one: A tensor.
@@ -153,7 +155,7 @@ def slerp(one: Tensor, other: Tensor, share: float) -> Tensor:
 
 
 def _check_fit(first_name: str, first: Scorer, name: str, scorer: Scorer) -> None:
-    """Refuse a scorer of another architecture or vocabulary than the first."""
+    """Refuse a scorer whose architecture or vocabulary differs from the first scorer's."""
     one: Any = first
     other: Any = scorer
     if type(one) is not type(other):
@@ -176,7 +178,7 @@ def _check_fit(first_name: str, first: Scorer, name: str, scorer: Scorer) -> Non
             f"{theirs[different]} in {name}"
         )
     if one.encoder.tokenizer.get_vocab() != other.encoder.tokenizer.get_vocab():
-        raise ConfigError(f"runs: expected models of one vocabulary, got others in {first_name} and {name}")
+        raise ConfigError(f"runs: expected models of one vocabulary, got different ones in {first_name} and {name}")
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], key: str) -> str:

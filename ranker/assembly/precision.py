@@ -1,4 +1,4 @@
-"""The precision of a run: bfloat16 where it is faster. The choice is stored, so a resumed run keeps it."""
+"""Choose the precision of a run: bfloat16 where it is faster. The choice is stored, so a resumed run keeps it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ranker.processes import is_first_process
 
 log = logging.getLogger(__name__)
 
-SMALLEST = 256  # size of a state from which on bfloat16 is tried on a CPU
+SMALLEST = 256  # on a CPU, bfloat16 is tried only for states of at least this many numbers
 GAIN = 1.2  # smallest ratio of the times in float32 and bfloat16
-TOKENS, REPEATS = 512, 3  # size and repetitions of the measurement
+TOKENS, REPEATS = 512, 3  # tokens of the measured block, and number of measurements
 PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")  # variables with the number of processes of a run
 NO_BF16 = "this CPU has no bfloat16 arithmetic (AVX512-BF16 or AMX)"
 
@@ -53,7 +53,7 @@ def checked_precision(trainer: Mapping[str, Any]) -> Any:
     """Return `trainer.precision` for Lightning; 32-true if it is null, that is, not chosen yet.
 
     Raises:
-        ConfigError: It is bfloat16, which this CPU would only imitate, more slowly than it computes in float32.
+        ConfigError: The precision is bfloat16, but this CPU only emulates bfloat16, which is slower than float32.
     """
     precision = trainer["precision"]
     if str(precision).startswith("bf16") and device_type(trainer) == "cpu" and not cpu_has_bf16():
@@ -64,7 +64,7 @@ def checked_precision(trainer: Mapping[str, Any]) -> Any:
 
 
 def chosen(trainer: Mapping[str, Any], encoder: Encoder) -> tuple[str, str]:
-    """Return the precision for `trainer.precision=null`, and why."""
+    """Return the precision to use if `trainer.precision` is null, and the reason."""
     device = device_type(trainer)
     if device == "cuda":
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -78,7 +78,7 @@ def chosen(trainer: Mapping[str, Any], encoder: Encoder) -> tuple[str, str]:
 
 
 def cpu_has_bf16() -> bool:
-    """Return whether this CPU multiplies bfloat16 matrices itself."""
+    """Return whether this CPU has instructions for products of bfloat16 matrices."""
     if platform.machine() in ("aarch64", "arm64"):
         return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
@@ -87,11 +87,11 @@ def cpu_has_bf16() -> bool:
 def times(width: int) -> tuple[float, float]:
     """Return the seconds that a feed-forward block and its backward pass take in float32 and in bfloat16 autocast.
 
-    Both are the best of `REPEATS` interleaved runs over `TOKENS` tokens. No random number is drawn, so trainings stay
-    the same.
+    Each time is the best of `REPEATS` runs over `TOKENS` tokens; runs in both precisions alternate. No random number is
+    drawn, so the measurement does not change the training.
 
     Args:
-        width: Size of a state; the block's inner size is four times that.
+        width: Size of a state. The block's inner size is four times as large.
     """
     states, up, down = (
         torch.full(shape, 0.01, requires_grad=True)
@@ -104,7 +104,7 @@ def times(width: int) -> tuple[float, float]:
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 output = linear(gelu(linear(states, up)), down)
             torch.autograd.grad(output.float().sum(), [states, up, down])
-            if repeat:  # the first run prepares kernels
+            if repeat:  # the first run only prepares kernels
                 best[half] = min(best[half], time.perf_counter() - started)
     return best[False], best[True]
 
@@ -118,12 +118,12 @@ def _no_gain(trainer: Mapping[str, Any], encoder: Encoder) -> str:
     if not encoder.ragged:
         return f"on the path {encoder.path} attention is torch's, whose backward pass in bfloat16 is slow on a CPU"
     if trainer["num_nodes"] > 1 or any(int(os.environ.get(name, 1)) > 1 for name in PROCESSES):
-        return "several processes that another program started would each measure by itself, and might not agree"
+        return "another program started several processes, which would each measure the time and might not agree"
     return ""
 
 
 def device_type(trainer: Mapping[str, Any]) -> str:
-    """Return the type of device that Lightning takes: cuda, mps or cpu."""
+    """Return the type of device that Lightning uses: cuda, mps or cpu."""
     accelerator = trainer["accelerator"]
     if accelerator in ("auto", "gpu"):
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

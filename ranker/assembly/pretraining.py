@@ -1,4 +1,4 @@
-"""Build a pretraining from its configuration: the docs, the random draws from them, and the model."""
+"""Build the parts of a pretraining from its configuration: the token store of the docs, the loader, and the model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ranker.pretraining.steps import PretrainData
 from ranker.pretraining.texts import Texts
 from ranker.processes import available_cores
 
-WHOLE = 1 << 20  # a doc is cut after this many tokens
+WHOLE = 1 << 20  # number of tokens at which even an uncut doc is cut
 
 
 def doc_store(cfg: DictConfig, tokenizer: Any) -> TokenStore:
-    """Return a token store with the uncut docs of all collections of `data`, each once.
+    """Return a token store with the uncut docs of all collections of `data`; a doc of several sets is stored once.
 
     Raises:
         ConfigError: The source has no docs.
@@ -34,7 +34,7 @@ def doc_store(cfg: DictConfig, tokenizer: Any) -> TokenStore:
     collections = [part for part in (splits.train, splits.val, *splits.tests.values()) if part is not None]
     corpora = list({part.docs.fingerprint: part.docs for part in collections}.values())
     if not corpora:
-        raise ConfigError("data: expected docs, got a source without any; name another")
+        raise ConfigError("data: expected docs, got a source without any; set data to one that has docs")
 
     def texts() -> Iterator[tuple[str, str]]:
         for number, docs in enumerate(corpora):
@@ -78,7 +78,7 @@ def build_model(cfg: DictConfig, objective: Any) -> Any:
 
 
 def save_pretrained(folder: Path, model: Any, cfg: DictConfig) -> None:
-    """Write a folder that `encoder.name` can load; the folder appears only when it is complete.
+    """Write a model's folder, which `encoder.name` can load; it appears under its name only when it is complete.
 
     Args:
         folder: The folder.

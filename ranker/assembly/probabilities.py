@@ -1,4 +1,4 @@
-"""Read and copy the map from scores to probabilities that `ranker calibrate store=true` puts into a model's folder."""
+"""Read and copy `calibration.json`, by which a model's scores become probabilities (`ranker calibrate`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ FILE = "calibration.json"
 
 
 def read_calibration(checkpoint: str | Path, wanted: bool, file: str | Path | None = None) -> Calibration | None:
-    """Return the map that turns scores into probabilities; None: scores stay as they are.
+    """Return the map that turns scores into probabilities, or None if scores are to stay unchanged.
 
     Args:
         checkpoint: The model's folder.
-        wanted: Whether to read the map in this folder.
+        wanted: Whether probabilities are wanted; the map is then read from the model's folder, or from `file`.
         file: A `calibration.json` of `ranker calibrate` to read instead.
 
     Raises:
-        CheckpointError: There is no map, or the file has none.
+        CheckpointError: The folder or `file` has no map.
     """
     if file is not None:
         return Calibration.read(Path(file).expanduser())
@@ -36,7 +36,7 @@ def read_calibration(checkpoint: str | Path, wanted: bool, file: str | Path | No
 
 
 def copy_calibration(checkpoint: Path, folder: Path) -> Calibration | None:
-    """Copy a model's map into the folder of an export, if it has one; return it."""
+    """Copy the map of a model, if the model has one, into the folder of an export; return the map."""
     found = next((path for path in (checkpoint / FILE, checkpoint / "model" / FILE) if path.is_file()), None)
     if found is None:
         return None

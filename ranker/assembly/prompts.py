@@ -1,4 +1,4 @@
-"""Choose the prompts and instructions for a source's texts: those of the model, of a set of a mix, or of each query."""
+"""Choose the prompts and instructions for a source's texts: the model's, those of a set of a mix, or each query's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def inputs_of(scorer: Scorer, node: Any, model: Any, by_query: bool = False) -> 
         by_query: Whether each query of the source has its own instruction.
 
     Raises:
-        ConfigError: The model has no such prompt, or no prompt has `{instruction}` for the instruction.
+        ConfigError: The model has no such prompt; or there is an instruction, but no prompt contains `{instruction}`.
     """
     inputs = ScorerInputs.of(scorer)
     own = {key: node[key] for key in PROMPT_KEYS if node is not None and node.get(key) is not None}
@@ -58,8 +58,8 @@ def inputs_of(scorer: Scorer, node: Any, model: Any, by_query: bool = False) -> 
         )
     if not model and not (own.keys() & {"prompt", "query_prompt"}):
         raise ConfigError(
-            "checkpoint: expected a run folder, whose configuration has the prompt with {instruction}, for queries or "
-            "sets with instructions of their own; got a model without one"
+            "checkpoint: expected a run folder, whose configuration has the prompt with {instruction}, because "
+            "queries or sets have their own instructions; got a model without a configuration"
         )
     between = None
     if by_query:

@@ -1,4 +1,4 @@
-"""Publish a run: its model, settings, test runs and a card whose numbers are computed again from these runs."""
+"""Publish a run: its model, settings, test runs, and a card whose numbers are computed again from these test runs."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from ranker.training.run_writer import write_text
 
 log = logging.getLogger(__name__)
 
-# keys of the run's configuration that `ranker.yaml` of a published folder contains
+# keys of the run's configuration that are written to `ranker.yaml` of a published folder
 SETTINGS = (
     "model", "encoder", "loss", "data", "optim", "schedule", "trainer", "batch", "max_query_tokens", "max_doc_tokens",
     "max_pair_tokens", "measures", "monitor", "depth", "val_depth", "seed",
 )  # fmt: skip
 HUB = "hub:"
-EQUAL = 1e-9  # largest difference between two computations of a measure
+EQUAL = 1e-9  # largest allowed difference between the stored and the recomputed value of a measure
 
 
 def publish_checkpoint(cfg: DictConfig) -> None:
-    """Write the published folder, or upload it.
+    """Write the folder to publish, or upload it.
 
     Raises:
         RankerError: The run is not complete, its numbers differ from its run files, or the target can't be written to.
@@ -79,10 +79,10 @@ def publish_checkpoint(cfg: DictConfig) -> None:
 
 
 def _sets(cfg: DictConfig, run: Path, trained: DictConfig) -> dict[str, Collection]:
-    """Return the test sets for which the run has run files, with their candidates.
+    """Return the test sets for which the run folder has run files, with the candidates of each set.
 
     Raises:
-        DataError: There are no such sets.
+        DataError: No test set has a run file.
     """
     source = cfg.data if cfg.data is not None else trained.data
     chosen = OmegaConf.create({"split": "test", "candidates": None, "cache_dir": cfg.cache_dir})
@@ -90,8 +90,8 @@ def _sets(cfg: DictConfig, run: Path, trained: DictConfig) -> dict[str, Collecti
     found = {name: part for name, part in tests.items() if (run / "evaluation" / name / "run.trec").is_file()}
     if not found:
         raise DataError(
-            f"{run / 'evaluation'}: expected a run file of {' or '.join(tests)}, got none; train to the end with a "
-            "test set, since a card needs results"
+            f"{run / 'evaluation'}: expected a run file of {' or '.join(tests)}, got none; a card needs results, so "
+            "train to the end with a test set"
         )
     return found
 
@@ -135,7 +135,7 @@ def _fill(
 
 
 def _copy_model(folder: Path, run: Path, trained: DictConfig, scorer: Scorer) -> None:
-    """Copy `model/`; if it has adapters on a base that only this machine has, write the merged weights instead."""
+    """Copy `model/`. If its adapters belong to a base model that exists only on this machine, write merged weights."""
     model = run / "model"
     base = str(read_object(model / ADAPTER).get("base_model_name_or_path"))
     if _adapter.is_own(model) and (is_local(base) or Path(base).exists()):
@@ -145,10 +145,10 @@ def _copy_model(folder: Path, run: Path, trained: DictConfig, scorer: Scorer) ->
 
 
 def _evaluation(folder: Path, run: Path, name: str, collection: Collection, trained: DictConfig) -> dict[str, Any]:
-    """Write a set's run, judgements and first stage; return its measures, computed from these files.
+    """Write the run, judgements and first stage of a set; return its measures, computed from the written files.
 
     Raises:
-        DataError: The run's `metrics.json` has other numbers.
+        DataError: `metrics.json` of the run has other values.
     """
     target = folder / "evaluation" / name
     qrels, first_stage = dict(collection.qrels), first_stage_run(collection, trained.depth)
@@ -168,14 +168,14 @@ def _evaluation(folder: Path, run: Path, name: str, collection: Collection, trai
     for measure, value in written["measures"].items():
         if abs(stored.get(measure, value) - value) > EQUAL:
             raise DataError(
-                f"{run / 'evaluation' / name / 'metrics.json'}: expected {measure} of its run file, {value:.6f}, got "
-                f"{stored[measure]:.6f}; evaluate again, since the run or the judgements have changed"
+                f"{run / 'evaluation' / name / 'metrics.json'}: expected {measure} {value:.6f}, computed from the run "
+                f"file, got {stored[measure]:.6f}; the run or the judgements have changed, so evaluate again"
             )
     return written
 
 
 def _base_of(trained: DictConfig) -> tuple[str, bool]:
-    """Return the name of the encoder that the training started from, and whether it is an id on the hub."""
+    """Return the name of the encoder from which the training started, and whether it is a Hugging Face Hub id."""
     encoder = trained.encoder
     if encoder.get("package"):
         return f"{encoder.name} of the package {encoder.package}", False
@@ -185,7 +185,7 @@ def _base_of(trained: DictConfig) -> tuple[str, bool]:
 
 
 def _licences(cfg: DictConfig, trained: DictConfig) -> dict[str, str]:
-    """Return the licences that the encoder's package and the data's source state."""
+    """Return the licences that the encoder's package and the data source declare."""
     licences = {}
     package = trained.encoder.get("package")
     for distribution in importlib.metadata.packages_distributions().get(package, []) if package else []:

@@ -16,16 +16,16 @@ from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.refresh import RefreshedNegatives
 
-SCHEDULE = ("every", "unit", "teacher")  # keys of the node that are not arguments of `Mining`
-MINED = "mined"  # folder of the rounds in the run folder
+SCHEDULE = ("every", "unit", "teacher")  # keys of the node that `Mining` does not take
+MINED = "mined"  # subfolder of the run folder for the mined negatives
 
 
 def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
-    """Check, before the data is loaded, that the model can search and so can mine during the training.
+    """Check before the data is loaded that the model can mine negatives, that is, search a collection.
 
     Raises:
-        ConfigError: The model is not a bi-encoder, or encodes a doc as several windows; or a value of the node is
-            wrong.
+        ConfigError: The model is not a bi-encoder, it encodes a doc as several windows, or a value of the `mining`
+            node is wrong.
     """
     if cfg.mining.every is None:
         return
@@ -38,11 +38,11 @@ def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
 
 
 def build_refresh(cfg: DictConfig, data: RankData, folder: Path) -> RefreshedNegatives | None:
-    """Return the miner, and connect it to the data; None if `mining.every` is null.
+    """Return the callback that mines negatives, connected to the data; None if `mining.every` is null.
 
     Args:
         cfg: The configuration.
-        data: The training's data.
+        data: The training's data module.
         folder: The run folder.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Find wrong options early: build objects that need no data before it is loaded, and check the training's length."""
+"""Find wrong options early: build the objects that need no data before data is loaded; check the training's length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rehearse_trainer(cfg: DictConfig) -> None:
     """Build Lightning's Trainer with the run's options and callbacks, and discard it.
 
     Raises:
-        ConfigError: A device, option or callback that Lightning refuses.
+        ConfigError: Lightning refuses a device, an option or a callback.
     """
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     with refused_by_lightning("trainer"):
@@ -42,17 +42,17 @@ def rehearse_fabric(cfg: DictConfig) -> None:
     """Build Fabric with the devices and precision of an evaluation or search, and discard it.
 
     Raises:
-        ConfigError: Lightning refuses them.
+        ConfigError: Lightning refuses the devices or the precision.
     """
     with refused_by_lightning("trainer"):
         Fabric(**fabric_options(cfg))
 
 
 def rehearse_training(cfg: DictConfig) -> None:
-    """Build the Trainer, an optimizer (of a single weight) and the loss, call the schedule once, and discard them all.
+    """Build the Trainer, an optimizer (for one weight) and the loss, call the schedule once, and discard all of them.
 
     Raises:
-        ConfigError: A value that one of them refuses.
+        ConfigError: One of these classes refuses a value.
     """
     if has_penalties(cfg):
         training_module(cfg)
@@ -62,10 +62,10 @@ def rehearse_training(cfg: DictConfig) -> None:
 
 
 def rehearse_optimization(cfg: DictConfig) -> None:
-    """Build the Trainer and an optimizer (of a single weight), call the schedule once, and discard them all.
+    """Build the Trainer and an optimizer (for one weight), call the schedule once, and discard all of them.
 
     Raises:
-        ConfigError: A value that one of them refuses.
+        ConfigError: One of these classes refuses a value.
     """
     rehearse_trainer(cfg)
     with _refused("optim"):
@@ -96,12 +96,12 @@ def _refused(group: str) -> Iterator[None]:
 
 
 def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
-    """Check that the training has a step, and that the validation interval is not longer than an epoch.
+    """Check that the training has at least one step, and that validation comes at least once an epoch.
 
     Args:
         cfg: The configuration.
         splits: The data.
-        steps_per_epoch: Optimizer steps of a whole epoch, without `trainer.limit_train_batches`.
+        steps_per_epoch: Optimizer steps of an epoch if `trainer.limit_train_batches` does not shorten it.
 
     Raises:
         ConfigError: The training would have no step, or Lightning would refuse it.
@@ -133,10 +133,10 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
 
 
 def check_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
-    """Return the optimizer steps of an epoch under `trainer.limit_train_batches`.
+    """Return the number of optimizer steps of an epoch, at most `trainer.limit_train_batches`.
 
     Raises:
-        ConfigError: There would be no step.
+        ConfigError: The number is 0.
     """
     steps = epoch_steps(cfg, steps_per_epoch)
     if steps == 0:
@@ -164,7 +164,7 @@ def _check_without_validation(cfg: DictConfig) -> None:
 
 @contextmanager
 def refused_in_fit() -> Iterator[None]:
-    """Report wrong options that Lightning and its callbacks find only during a fit, in one line.
+    """Report in one line the wrong options that Lightning and its callbacks find only when the training starts.
 
     Raises:
         ConfigError: In place of Lightning's error.

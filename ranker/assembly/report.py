@@ -1,4 +1,4 @@
-"""Collect a command's measures, set by set, and write them to `report.html`; imports no torch."""
+"""Collect a command's measures of each set, and write them to `report.html`. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Report:
     """The page of one run.
 
     Args:
-        cfg: The configuration of the command; `report` has the bounds.
+        cfg: The command's configuration; `report` limits the numbers of queries and docs on the page.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        options = dict(cfg.get("report") or {})  # a run of an earlier version has none
+        options = dict(cfg.get("report") or {})  # the configuration of an earlier version has no `report`
         self._write = bool(options.pop("write", True))
         self._limits = Limits(**{str(key): value for key, value in options.items()})
         self._relevance = int(cfg.get("relevance", 1))
@@ -56,9 +56,9 @@ class Report:
             folder: The run folder; `evaluation/SET/` has the files of the evaluation.
             name: Name of the set.
             run: query_id -> doc_id -> score.
-            baseline: Label (not `run`) and scores of the run that this one is compared with; None: there is none.
+            baseline: Label (not `run`) and scores of the run with which this one is compared; None: no comparison.
             qrels: query_id -> doc_id -> relevance.
-            collection: The set with its texts; None: the page shows ids.
+            collection: The set, for its texts; None: the page shows ids only.
         """
         if not self._write:
             return
@@ -103,8 +103,8 @@ class Report:
             folder: The run folder.
             title: The page's title.
             facts: Label -> value, below the title.
-            runs: Folders whose `metrics.csv` has the training curves, oldest first.
-            monitor: Name of the monitored value.
+            runs: Folders whose `metrics.csv` contains the training curves, oldest first.
+            monitor: Name of the value that chooses the best checkpoint.
 
         Raises:
             DataError: The file can't be written.
@@ -155,7 +155,7 @@ def _shown(value: Any) -> str:
 
 
 def command_line() -> str:
-    """Return the command that repeats this job; in a sweep, it repeats this job alone."""
+    """Return the command that repeats this run. In a sweep, the command repeats only this job."""
     hydra = HydraConfig.get()
     folders = [
         f"--config-dir {shlex.quote(source.path)}"

@@ -32,8 +32,8 @@ from ranker.files import verify_folder
 from ranker.models.interface import Scorer
 from ranker.release.onnx_program import OnnxProgram, is_program
 
-LONG_WORK = 2000  # from this many pairs on, a terminal shows a progress bar
-MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # of a batch
+LONG_WORK = 2000  # a terminal shows a progress bar if at least this many pairs are scored
+MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # default token budget of a batch
 Text = str | Mapping[str, str] | Doc
 Encode = Callable[[list[str]], Encoded]
 
@@ -43,9 +43,9 @@ class Ranked:
     """A doc of a ranking.
 
     Args:
-        doc_id: Id of the doc; for a doc without an id, its position in the input, as text.
-        score: Its score, or its probability of relevance; higher is better.
-        position: Its position in the input, from 0.
+        doc_id: Id of the doc. A doc without an id gets its position in the input as its id (a string).
+        score: The doc's score, or its probability of relevance; higher is better.
+        position: The doc's position in the input, from 0.
     """
 
     doc_id: str
@@ -64,10 +64,10 @@ class Reranker:
         scorer: The model.
         limits: Largest number of tokens per text.
         accelerator: `auto`, `cpu` or `cuda`.
-        precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that supports it and on a CPU where it is
-            faster, else `32-true`.
+        precision: As `trainer.precision`. None: `bf16-mixed` on a GPU that supports bfloat16 and on a CPU where
+            bfloat16 is faster, else `32-true`.
         max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
-        calibration: The map from scores to probabilities of relevance; None: scores stay as they are.
+        calibration: The map from scores to probabilities of relevance; None: scores are returned unchanged.
 
     Attributes:
         devices: The device and the precision of forward passes.
@@ -102,7 +102,7 @@ class Reranker:
 
     @classmethod
     def of_config(cls, cfg: DictConfig, **options: Any) -> Self:
-        """Load the model that a configuration of `ranker rerank` or `ranker serve` names; for the rest see `load`."""
+        """Load the model named by a configuration of `ranker rerank` or `ranker serve`; options are those of `load`."""
         return cls.load(
             cfg.checkpoint,
             cfg.weights,
@@ -134,15 +134,15 @@ class Reranker:
         Args:
             folder: The folder.
             weights: For a run folder: `best` or `last`.
-            trust_remote_code: Whether code in the folder may run.
-            max_query_tokens: Longest query; None: as in training, else 64.
-            max_doc_tokens: Longest doc; None: as in training, else 448.
+            trust_remote_code: Whether to allow running code from the folder.
+            max_query_tokens: Largest number of tokens of a query; None: as in training, else 64.
+            max_doc_tokens: Largest number of tokens of a doc; None: as in training, else 448.
             inference: How the model computes, with the keys of `inference` in conf/evaluate.yaml.
-            options: `accelerator`, `precision` and `max_tokens`, see `Reranker`. `probabilities=True`: scores are
-                probabilities of relevance, by `calibration.json` in the folder; `calibration=FILE`: by this file.
+            options: `accelerator`, `precision` and `max_tokens`, see `Reranker`. With `probabilities=True`, scores are
+                probabilities of relevance by the folder's `calibration.json`; with `calibration=FILE`, by that file.
 
         Raises:
-            CheckpointError: The folder has no model that can be loaded, or no map for `probabilities`.
+            CheckpointError: The folder has no model that can be loaded, or no map to probabilities.
         """
         quiet_libraries()
         path = Path(folder).expanduser()
@@ -162,10 +162,10 @@ class Reranker:
         return cls(scorer, limits, **options)
 
     def tokenized_by(self, replaced: Callable[[Sequence[Any]], Sequence[Encode]]) -> Self:
-        """Return this reranker with other tokenizers, such as some in other processes.
+        """Return this reranker with replaced tokenizers, such as tokenizers that run in other processes.
 
         Args:
-            replaced: Takes the `TextEncoder` of queries and that of docs; returns what does the same.
+            replaced: Function that takes the query's and the doc's `TextEncoder` and returns their replacements.
         """
         other = copy.copy(self)
         other._encoders = replaced(self._encoders)
@@ -183,15 +183,16 @@ class Reranker:
         Args:
             query: A query, or several.
             docs: The docs of the query: texts, mappings with `text` and perhaps `id` and `title`, or one mapping from
-                ids to texts. For several queries: a list of docs for each, or one list that all of them rank.
+                ids to texts. For several queries: a list of docs for each query, or one list of texts for all queries.
             top_k: Docs to return for a query; None: all.
-            progress: Whether to show a progress bar; None: for long work on a terminal.
+            progress: Whether to show a progress bar; None: on a terminal, for many pairs.
 
         Returns:
-            list[Ranked] for a query; a list of these for several.
+            list[Ranked] for one query, and a list of such lists for several queries.
 
         Raises:
-            DataError: A doc is not a text, two docs of a query share an id, or the numbers of queries and lists differ.
+            DataError: A doc is not a text, two docs of a query have the same id, or there are more or fewer lists than
+                queries.
         """
         if top_k is not None and top_k < 1:
             raise DataError(f"top_k: expected at least 1 or None, got {top_k!r}")
@@ -214,10 +215,8 @@ class Reranker:
     def score(self, pairs: Iterable[tuple[str, str]], progress: bool | None = None) -> np.ndarray:
         """Return the scores of pairs of a query and a doc, float32 [pairs], or their probabilities, float64 [pairs].
 
-        Each text is tokenized once.
-
-        A model of lists reads the pairs of a query as one list. If a model repeats the title in each window of a doc,
-        use `rank`: pairs have no titles.
+        Each text is tokenized once. A model of lists reads all pairs of a query as one list. Pairs have no titles, so
+        use `rank` with a model that repeats the title in each window of a doc.
 
         Args:
             pairs: The pairs.
@@ -247,12 +246,12 @@ class Reranker:
             wanted: The pairs.
             titles: Text of a doc -> the title that it begins with.
             progress: See `rank`.
-            lists: Number of each pair's list [pairs]; used only by models of lists.
+            lists: The index of each pair's list [pairs]; only models of lists use it.
         """
         if not wanted:
             return np.zeros(0, dtype=np.float32)
         whole = self._inputs.whole_lists
-        # models of lists read a repeated doc twice; other models score each text once per query
+        # a model of lists reads a repeated doc twice; any other model scores a text once per query
         keys = list(zip(lists, range(len(wanted)), strict=True)) if whole else list(wanted)
         query_ids, doc_ids = (
             {key: str(i) for i, key in enumerate(dict.fromkeys(column))} for column in zip(*keys, strict=True)
@@ -283,12 +282,12 @@ class Reranker:
     def collator(
         self, queries: Mapping[str, str], docs: Mapping[str, str], titles: Mapping[str, str] = MappingProxyType({})
     ) -> Collator:
-        """Return a collator over tokenized texts; several threads may call it at the same time.
+        """Return a collator that tokenizes these texts. Several threads may call this at the same time.
 
         Args:
             queries: Id -> text of each query.
             docs: Id -> text of each doc.
-            titles: Text of a doc -> the title that it begins with, for models that repeat it in each window.
+            titles: Text of a doc -> the title that it begins with; used by models that repeat titles in windows.
         """
         title_lengths = self._title_lengths([titles.get(text, "") for text in docs.values()])
         return replace(
@@ -296,14 +295,14 @@ class Reranker:
         )
 
     def _title_lengths(self, titles: list[str]) -> np.ndarray | None:
-        """Return the number of tokens of each title, if windows repeat it."""
+        """Return the number of tokens of each title; None if windows do not repeat titles."""
         windows = self._inputs.windows
         if windows is None or not windows.title:
             return None
         return TextEncoder(self._inputs.tokenizer, windows.title)(titles)[0]
 
     def _store(self, side: int, texts: Mapping[str, str]) -> MemoryStore:
-        """Tokenize the values of `texts` (id -> text); `side` is 0 for queries and 1 for docs."""
+        """Tokenize the values of `texts`, which maps ids to texts; `side` is 0 for queries and 1 for docs."""
         around = self._inputs.affixes(side).around
         return MemoryStore(self._encoders[side], {text_id: around(text) for text_id, text in texts.items()})
 
@@ -322,7 +321,7 @@ def _lists_of(docs: Any, count: int, single: bool) -> list[Any]:
 
 
 def _is_table(part: Any) -> bool:
-    """Whether a mapping is a mapping from ids to texts, and not a doc."""
+    """Return whether a mapping maps ids to texts; a single doc is also a mapping."""
     return isinstance(part, Mapping) and "text" not in part
 
 

@@ -1,4 +1,4 @@
-"""Open a run folder at the beginning of a command, and restore the process's state at its end; imports no torch."""
+"""Open a run folder when a command begins; restore the process's state when it ends. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ranker.files import write_sums
 from ranker.processes import PARENT, announce_dead_children, is_first_process, is_lost_peer
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
-# Lightning's warnings about things that this program does on purpose; silenced
+# regular expressions of Lightning's warnings about things that this program does on purpose
 SILENCED = (
-    "Experiment logs directory",  # the run folder holds more than the log
+    "Experiment logs directory",  # the run folder contains other files than logs
     ".*LeafSpec.*is deprecated",
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty",
     ".*Your `IterableDataset`",
-    "You're using the WeightAveraging callback with a model that overrides",  # about sharding, which refuses it
+    "You're using the WeightAveraging callback with a model that overrides",  # sharding, which forbids this callback
     "FSDP2-wrapped module .* returned a view tensor",  # no code changes scores in place
     "You defined a `validation_step` but have no",  # a pretraining has no validation
 )
 
 
 def open_run(cfg: DictConfig) -> Path:
-    """Write the run folder's configuration, environment and log. Processes other than the first only get its name."""
+    """Write the run folder's configuration, environment and log in the first process; return the folder in all."""
     folder = Path(HydraConfig.get().runtime.output_dir).resolve()
     quiet_libraries()
     if is_first_process():
@@ -68,7 +68,7 @@ def quiet_libraries() -> None:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric"):
-        # these loggers have handlers; the root logger's handlers would print each line again
+        # these loggers have handlers; without this, the root logger's handlers would print each line again
         logging.getLogger(name).propagate = False
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_is_no_tip)
@@ -77,7 +77,7 @@ def quiet_libraries() -> None:
 
 
 def _is_no_tip(record: logging.LogRecord) -> bool:
-    """Drop Lightning's tips; one of them recommends static_graph, which breaks training with micro-batches."""
+    """Return False for Lightning's tips. One tip recommends static_graph, which breaks training with micro-batches."""
     text = record.getMessage()
     return not any(word in text for word in ("litlogger", "static_graph", "💡", "Checkpoint directory"))
 
@@ -90,7 +90,9 @@ def cfg_values(cfg: DictConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def one_run() -> Iterator[None]:
-    """Restore at the end what a run changes (command line, log files, processes, variables); the next job starts clean.
+    """Undo at the end what a run changes in this process, so that the next job starts clean.
+
+    A run changes the command line, log handlers, the process group and environment variables.
 
     Raises:
         RankerError: Another process of the run has died.
@@ -105,8 +107,8 @@ def one_run() -> Iterator[None]:
         if not lost:
             raise
         raise RankerError(
-            "another process of this run has ended, so this one can't go on (if that process had an error, it is "
-            f"above; here: {str(error).splitlines()[0]}); continue from the last checkpoint with "
+            "another process of this run has ended, so this one can't go on (the error of that process, if it had one, "
+            f"is above; here: {str(error).splitlines()[0]}); continue from the last checkpoint with "
             "checkpoint=RUN_FOLDER resume=true"
         ) from error
     finally:
@@ -115,7 +117,7 @@ def one_run() -> Iterator[None]:
         for handler in set(logging.getLogger().handlers) - set(handlers):
             logging.getLogger().removeHandler(handler)
             handler.close()
-        if not lost:  # else `leave_without_peers` ends this process
+        if not lost:  # if a process is lost, `leave_without_peers` ends this process
             _leave_process_group()
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", PARENT):
             if name not in variables:

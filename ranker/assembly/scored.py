@@ -1,4 +1,4 @@
-"""The run of a loaded scorer over a collection's candidates, on one device."""
+"""Score the candidates of a collection with a loaded scorer, on one device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ranker.types import Run
 
 
 def run_of(cfg: DictConfig, scorer: Scorer, trained: Any, collection: Collection, progress: str | None = None) -> Run:
-    """Score the candidates of a collection.
+    """Return the run of a scorer over the candidates of a collection.
 
     Args:
         cfg: Has `batch` and `cache_dir`.
-        scorer: The scorer, which is moved to the GPU if there is one.
-        trained: Description of its training, with its text limits.
+        scorer: The scorer. It is moved to the GPU if there is one.
+        trained: Description of the scorer's training, which contains its text limits.
         collection: The collection.
         progress: Name on the progress bar; None: no progress bar.
     """

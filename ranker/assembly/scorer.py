@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 def build_scorer(cfg: DictConfig) -> Scorer:
-    """A new scorer; or the scorer of the checkpoint, for which `model` only sets how it is trained.
+    """Return a new scorer, or the checkpoint's scorer; `model` then only sets how the scorer is trained.
 
     Raises:
-        ConfigError: The checkpoint holds another model than `model` names, or `model` can't be trained.
+        ConfigError: The checkpoint contains another model than `model` names, or `model` can't be trained.
     """
     if cfg.checkpoint is not None and not cfg.resume:
         scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
@@ -58,7 +58,7 @@ def build_scorer(cfg: DictConfig) -> Scorer:
         if isinstance(scorer, EarlyExit) and (cfg.model.exit is not None or cfg.model.margin is not None):
             scorer.leave(cfg.model.exit, cfg.model.margin, cfg.model.center)
         _drop_layers(scorer, cfg)
-        # from_pretrained returns models in evaluation mode, and Lightning does not change modes: dropout would be off
+        # from_pretrained returns a model in evaluation mode, and Lightning keeps the mode: dropout would stay off
         return with_passages(scorer, cfg.get("passages")).train()
     if cfg.model.get("_partial_"):
         raise ConfigError(
@@ -80,7 +80,7 @@ def build_scorer(cfg: DictConfig) -> Scorer:
 
 
 def _drop_layers(scorer: Any, cfg: DictConfig) -> None:
-    """Set `encoder.layer_drop`, which belongs to a training and not to a stored model."""
+    """Set `encoder.layer_drop`, which is an option of a training and is not stored with a model."""
     rate = (cfg.get("encoder") or {}).get("layer_drop", 0.0)
     for module in scorer.modules():
         if isinstance(module, Encoder):
@@ -88,7 +88,7 @@ def _drop_layers(scorer: Any, cfg: DictConfig) -> None:
 
 
 def _warn_of_parts_left_behind(scorer: Any) -> None:
-    """Warn of parts of a trained bi-encoder's folder that `encoder.name` does not use and the new scorer lacks."""
+    """Warn if `encoder.name` is a trained bi-encoder's folder with parts that the new scorer does not have."""
     if scorer.encoder.source is None:
         return
     folder = Path(scorer.encoder.source)
@@ -101,7 +101,7 @@ def _warn_of_parts_left_behind(scorer: Any) -> None:
     left = {name: text for name, text in parts.items() if same.get(name) not in (True, text)}
     if left:
         log.warning(
-            "encoder.name: only the encoder of %s is taken; left behind: %s; checkpoint=%s continues with all of it",
+            "encoder.name: only the encoder of %s is used; left out: %s; checkpoint=%s continues with the whole model",
             folder,
             ", ".join(f"{name} ({text})" if text else name for name, text in left.items()),
             folder,
@@ -109,11 +109,11 @@ def _warn_of_parts_left_behind(scorer: Any) -> None:
 
 
 def in_batch_negatives(cfg: DictConfig) -> bool:
-    """Whether the docs of a step's other queries are negatives of each query.
+    """Return whether the docs of other queries of a step are negatives of each query.
 
     Raises:
-        ConfigError: In-batch negatives are set, but the labels are a teacher's scores, which exist only for a query's
-            own docs, or a step has a single doc; or `model.symmetric` is set without in-batch negatives.
+        ConfigError: In-batch negatives are set, but a step has a single doc, or the labels are a teacher's scores,
+            which exist only for a query's own docs. Or `model.symmetric` is set without in-batch negatives.
     """
     wanted = cfg.model.get("in_batch_negatives", False)
     taught = any(node.get("teacher") is not None for node in source_nodes(cfg).values())
@@ -136,21 +136,21 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
 
 
 def has_penalties(cfg: DictConfig) -> bool:
-    """Whether the loss has penalties, which depend on all texts of a step: the model's yaml then has their keys."""
+    """Return whether the loss has penalties, which depend on all texts of a step; the model's yaml has their keys."""
     return "doc_penalty" in (cfg.get("model") or {})
 
 
 def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[..., RerankModule]:
-    """The Lightning module class: for losses on each query's own docs, on a step's score matrix, or on several tasks.
+    """Return the class of the Lightning module; call it with the arguments of `RerankModule`.
 
-    Call it with the arguments of `RerankModule`.
+    The class depends on the loss: on each query's own docs, on the score matrix of a step, or on several tasks.
 
     Args:
         cfg: The configuration.
-        scorer: The scorer; None: it is not built yet, and its sizes and layers are not checked.
+        scorer: The scorer; None: it is not built yet, and Matryoshka sizes and layers are not checked.
 
     Raises:
-        ConfigError: Options of Matryoshka training that do not fit the scorer.
+        ConfigError: Options of Matryoshka training do not fit the scorer.
     """
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
@@ -178,7 +178,7 @@ def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[.
 
 
 def _matryoshka_sizes(cfg: DictConfig, scorer: Any) -> Sizes | None:
-    """The sizes and layers at which a scorer is trained; None: the configuration names none."""
+    """Return the vector sizes and layers of Matryoshka training; None if the configuration names none."""
     dims, layers = cfg.model.get("matryoshka_dims"), cfg.model.get("matryoshka_layers")
     if dims is None and layers is None:
         return None
@@ -194,12 +194,12 @@ def _matryoshka_sizes(cfg: DictConfig, scorer: Any) -> Sizes | None:
 
 
 def _as_student(cfg: DictConfig) -> Execution:
-    """Return a teacher's execution options: the student's, without checkpointing and without `trust_remote_code`."""
+    """Return how a teacher is run: like the student, but without gradient checkpointing and `trust_remote_code`."""
     return replace(Execution.of(cfg.encoder), checkpointing=False, graphs=False, trust_remote_code=False)
 
 
 def build_loss(cfg: DictConfig) -> Loss:
-    """The loss; for a mix, one loss for each set that is trained on: the set's own, or `loss`."""
+    """Return the loss. For a mix, it holds one loss for each set with training data: the set's own loss, or `loss`."""
     sets = {name: node for name, node in sets_of(cfg.get("data")).items() if node.get("weight", 1) > 0}
     if not sets:
         loss: Loss = instantiate(cfg.loss)
@@ -208,13 +208,13 @@ def build_loss(cfg: DictConfig) -> Loss:
 
 
 def build_optimizer(cfg: DictConfig) -> Any:
-    """A function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
+    """Return a function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
     on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
     return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
 
 
 def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:
-    """The optimizer, the schedule and the options of the optimizer steps."""
+    """Return the optimizer, the schedule and the options of optimizer steps."""
     return Optimization(
         build_optimizer(cfg),
         instantiate(cfg.schedule),
@@ -226,7 +226,7 @@ def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:
 
 
 def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
-    """Optimizer steps of an epoch under `trainer.limit_train_batches`."""
+    """Return the number of optimizer steps of an epoch, at most `trainer.limit_train_batches`."""
     limit = cfg.trainer.limit_train_batches
     if limit is None:
         return steps_per_epoch
@@ -234,7 +234,7 @@ def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
 
 
 def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole training: `max_steps` or the steps of `max_epochs`, whichever is smaller."""
+    """Return the optimizer steps of the whole training: the smaller of `max_steps` and the steps of `max_epochs`."""
     ends = []
     if cfg.trainer.max_epochs is not None and cfg.trainer.max_epochs >= 0:
         ends.append(cfg.trainer.max_epochs * epoch_steps(cfg, steps_per_epoch))

@@ -1,4 +1,4 @@
-"""How much rounding a weight to few bits would increase the loss: the Hessian's trace times the rounding error."""
+"""Estimate how much the loss grows if a weight is rounded to few bits: the Hessian's trace times the rounding error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def in_groups(weight: Tensor, bits: int = 4, group: int = 128) -> Tensor:
-    """Return a weight rounded to integer multiples of a scale; each group of an output's inputs has its own scale.
+    """Return a weight rounded to integer multiples of a scale.
 
-    Groups as in Q-BERT (Shen et al., 2020, arXiv:1909.05840, section 3.2), with symmetric ranges.
+    Each output's inputs are divided into groups, and each group has its own scale, as in Q-BERT (Shen et al., 2020,
+    arXiv:1909.05840, section 3.2). Ranges are symmetric around 0.
 
     Args:
         weight: [out, in].
         bits: Bits per element, at least 2.
-        group: Number of inputs of a group; the last group may have fewer.
+        group: Number of inputs in a group; the last group may have fewer.
     """
     most = 2 ** (bits - 1) - 1
     parts = []
@@ -38,8 +39,8 @@ def hessian_traces(
     where g is the gradient of the loss.
 
     Args:
-        losses: Functions that return a loss, []; the result is for their mean.
-        weights: Name -> weight, which the losses depend on.
+        losses: Functions that return a loss, []. Traces are those of the losses' mean.
+        weights: Name -> weight on which the losses depend.
         draws: Number of random vectors for each loss.
         seed: Seed of the random vectors.
     """
@@ -48,7 +49,7 @@ def hessian_traces(
     generator = torch.Generator(device=device).manual_seed(seed)
     sums, count = dict.fromkeys(names, 0.0), 0
     for loss in losses:
-        with sdpa_kernel(SDPBackend.MATH):  # other attention kernels of torch have no second derivative
+        with sdpa_kernel(SDPBackend.MATH):  # torch's other attention kernels have no second derivative
             gradients = torch.autograd.grad(loss(), values, create_graph=True)
         for _ in range(draws):
             signs = [
@@ -66,19 +67,19 @@ def hessian_traces(
 def sensitivities(
     weights: Mapping[str, Tensor], traces: Mapping[str, float], bits: int = 4, group: int = 128
 ) -> list[dict[str, Any]]:
-    """Return trace, rounding error and sensitivity of each weight, the most sensitive first.
+    """Return trace, rounding error and sensitivity of each weight; the most sensitive weight comes first.
 
     Args:
         weights: Name -> weight [out, in].
         traces: Name -> trace of the Hessian.
-        bits: Bits of a number.
-        group: Inputs of a group.
+        bits: Bits per element.
+        group: Number of inputs in a group of elements with one scale.
 
     Returns:
-        For each weight: `weight` (its name), `numbers` (of elements), `trace` (divided by `numbers`), `error` (squared
-        norm of the rounding errors) and `sensitivity`, the product of the last two. It is twice the expected change of
-        the loss, to second order, if rounding errors are independent with mean 0 (HAWQ-V2, Dong et al., 2020,
-        arXiv:1911.03852).
+        For each weight: `weight` (its name), `numbers` (how many elements it has), `trace` (divided by `numbers`),
+        `error` (squared norm of the rounding errors) and `sensitivity`, which is `trace` times `error`. The sensitivity
+        is twice the expected change of the loss, to second order, if rounding errors are independent with mean 0
+        (HAWQ-V2, Dong et al., 2020, arXiv:1911.03852).
     """
     rows = []
     for name, weight in weights.items():

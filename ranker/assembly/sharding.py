@@ -1,4 +1,4 @@
-"""Steps around a sharded training: let encoders call their layers' modules before it, load the whole model after it."""
+"""Prepare encoders for a sharded training, and load the whole model after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ranker.encoders.execution import Execution
 
 
 def run_as_configured(cfg: DictConfig, model: Any) -> None:
-    """With `trainer.strategy=fsdp`, on any number of devices, let the encoders run transformers' own forward.
+    """With `trainer.strategy=fsdp`, let the encoders run transformers' own forward pass, on any number of devices.
 
     Args:
         cfg: The configuration.
@@ -30,7 +30,7 @@ def run_as_configured(cfg: DictConfig, model: Any) -> None:
 
 
 def whole_scorer(cfg: DictConfig, trainer: pl.Trainer, weights: str) -> Any:
-    """Return a scorer with whole weights on each device, read from the run's checkpoint.
+    """Return a scorer with whole (unsharded) weights on each device, read from the run's checkpoint.
 
     Args:
         cfg: The configuration.

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint on the sets of a suite, and sum them up in one table and one picture."""
+"""Evaluate a checkpoint on the sets of a suite, and summarize the results in one table and one picture."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def evaluate_suite(cfg: DictConfig) -> None:
 
 
 def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
-    """Return the sets of a suite as validation sets of a training; warn of queries that the training set has, too.
+    """Return the sets of a suite as validation sets of a training; warn of queries that are also in the training set.
 
     Args:
         cfg: The training's configuration.
@@ -87,10 +87,11 @@ def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
 
     Raises:
         ConfigError: No set can be read, two sets have the same name, or the queries of a set have their own
-            instructions and those of the training do not.
+            instructions but those of the training do not.
     """
     sets, missing = load_suite(cfg, cfg.val_depth or cfg.depth)
-    if not has_instructions(next(iter(splits.sets.values()), splits)):  # else its prompts take the suite's instructions
+    # if training queries have instructions, the training's prompts also take the instructions of the suite's queries
+    if not has_instructions(next(iter(splits.sets.values()), splits)):
         refuse_instructions(sets)
     warn_of_missing(missing)
     texts = {name: set(collection.queries.values()) for name, collection in sets.items()}
@@ -100,7 +101,7 @@ def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
 
 
 def warn_of_missing(missing: Mapping[str, str]) -> None:
-    """Warn of sets whose folder is missing.
+    """Warn of sets that are left out because their folder is missing.
 
     Args:
         missing: Name of the set -> its folder.
@@ -110,16 +111,16 @@ def warn_of_missing(missing: Mapping[str, str]) -> None:
 
 
 def load_suite(cfg: DictConfig, depth: int) -> tuple[dict[str, Collection], dict[str, str]]:
-    """Return the test sets of a suite with their candidates, and the sets whose folder is missing, with that folder.
+    """Return the test sets of a suite with their candidates, and name -> folder of the sets whose folder is missing.
 
-    If a node has one test set, the set has the node's name in the suite; if it has several, they keep their names.
+    A node with a single test set gives its own name to the set. The sets of a node with several keep their names.
 
     Args:
         cfg: The configuration.
         depth: Candidates per query.
 
     Raises:
-        ConfigError: No set can be read, or two have the same name.
+        ConfigError: No set can be read, two sets have the same name, or a set has no judgements.
     """
     nodes, missing = split_by_folder(cfg.suite.sets)
     sets: dict[str, Collection] = {}
@@ -127,7 +128,7 @@ def load_suite(cfg: DictConfig, depth: int) -> tuple[dict[str, Collection], dict
         loaded = load_source(node, cfg.cache_dir)
         print_notice(loaded)
         if not loaded.tests:
-            raise ConfigError(f"suite.sets.{key}: expected data with a test set, got none; name one, or leave it out")
+            raise ConfigError(f"suite.sets.{key}: expected data with a test set, got none; add one, or remove the set")
         splits = with_candidates(Splits(None, None, loaded.tests), depth, Path(cfg.cache_dir), FirstStage.of(node))
         for name, collection in splits.tests.items():
             warn_of_query_docs(collection, collection.candidates)
@@ -143,7 +144,7 @@ def load_suite(cfg: DictConfig, depth: int) -> tuple[dict[str, Collection], dict
 
 
 def _baselines(cfg: DictConfig, sets: Mapping[str, Collection]) -> dict[str, Path]:
-    """Return the run files of the baseline's evaluation of the suite."""
+    """Return set name -> run file of the baseline's evaluation of the suite."""
     if cfg.baseline is None:
         return {}
     paths = {name: Path(cfg.baseline) / "evaluation" / name / "run.trec" for name in sets}
@@ -164,10 +165,7 @@ def _write(
     missing: Mapping[str, str],
     depth: int,
 ) -> None:
-    """Write first stages, judgements, `suite.json` and the picture, and print the table.
-
-    All numbers are computed from the files.
-    """
+    """Write first stages, judgements, `suite.json` and the picture, and print the table, all from files."""
     for name, collection in sets.items():
         of_set = folder / "evaluation" / name
         write_qrels(of_set / QRELS, dict(collection.qrels))

@@ -1,4 +1,4 @@
-"""Vectors of texts, and search over docs in memory, with the bi-encoder of a `Reranker`."""
+"""Compute vectors of texts, and search docs in memory, with the bi-encoder of a `Reranker`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encode(reranker: Reranker, texts: Sequence[str], are_queries: bool) -> np.nd
     Args:
         reranker: A bi-encoder with one vector per text.
         texts: The texts.
-        are_queries: True for queries, False for docs. Each side has its prompt, its length and perhaps its own weights.
+        are_queries: True for queries, False for docs. Both have their own prompt, limit and perhaps encoder.
 
     Raises:
         CheckpointError: The model is not a bi-encoder, or has several vectors per text.
@@ -56,17 +56,17 @@ def encode(reranker: Reranker, texts: Sequence[str], are_queries: bool) -> np.nd
 
 
 class DenseSearch:
-    """Exact scores of all docs, or of those that an index finds, from vectors that are stored and reused.
+    """Search over docs with stored vectors: exact scores of all docs, or of the docs that an index finds.
 
     Args:
         reranker: A bi-encoder: one vector per text, or one per token.
         docs: The docs.
-        folder: Folder of their vectors; None: a folder in `cache_dir` whose name is a hash of all that decides them.
+        folder: Folder for the vectors; None: a folder in `cache_dir`, named by a hash of everything they depend on.
         cache_dir: Folder of all caches.
-        index_type: Type of the index; None: exhaustive search.
+        index_type: Type of the index; None: all docs are scored.
 
     Raises:
-        CheckpointError: The model is not a bi-encoder, or the folder has vectors of another model or of other docs.
+        CheckpointError: The model is not a bi-encoder, or `folder` has vectors of another model or of other docs.
         DataError: Two docs have the same id, or a vector is not finite.
     """
 
@@ -110,7 +110,7 @@ class DenseSearch:
 
 
 def require_bi_encoder(reranker: Reranker) -> Any:
-    """Return the scorer of a reranker, on its device.
+    """Return the bi-encoder of a reranker, after moving it to the reranker's device.
 
     Raises:
         CheckpointError: The model is not a bi-encoder.

@@ -1,4 +1,4 @@
-"""Build Lightning's Trainer and Fabric from the configuration, and prepare the processes that they start."""
+"""Build Lightning's Trainer and Fabric from the configuration, and prepare the other processes that they start."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def build_trainer(
     logger: DictConfig | None = None,
     command: str = "train",
 ) -> pl.Trainer:
-    """Lightning's Trainer.
+    """Return Lightning's Trainer.
 
     Args:
         cfg: The configuration.
         folder: The run folder, to which loggers and callbacks write.
-        callbacks: Callbacks beside those of the configuration.
+        callbacks: Callbacks to use in addition to those of the configuration.
         logger: The `logger` node; None logs nothing.
-        command: The command that this process runs; the other processes run it, too.
+        command: Name of the running command, which the other processes must run as well.
     """
     options = trainer_options(cfg)
     if options["enable_progress_bar"]:
@@ -72,30 +72,30 @@ def build_trainer(
 
 
 def trainer_options(cfg: DictConfig) -> dict[str, Any]:
-    """The Trainer's arguments.
+    """Return the Trainer's arguments.
 
     Raises:
-        ConfigError: A precision that the device does not have, or many more processes than CPU cores.
+        ConfigError: The device does not have the precision, or there are many more processes than CPU cores.
     """
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     _check_cores(options)
-    # the module cuts a step into micro-batches and clips gradients itself, so Lightning must not do it again
+    # the Lightning module splits a step into micro-batches and clips gradients itself, so Lightning must do neither
     for key in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(key)
     options["precision"] = checked_precision(options)
-    if options["strategy"] == FSDP:  # weights gathered in inference mode could not be trained on
+    if options["strategy"] == FSDP:  # weights that FSDP gathers in inference mode could not be trained afterwards
         options["inference_mode"] = False
     options["strategy"] = _strategy(options, bool(cfg.get("sharded_checkpoints")))
     return options
 
 
 def build_fabric(cfg: DictConfig, folder: Path, command: str) -> Fabric:
-    """Devices and precision for evaluation and search; starts the other processes of the run.
+    """Return the Fabric of an evaluation or a search, with its devices and precision; start the run's other processes.
 
     Args:
         cfg: The configuration.
         folder: The run folder.
-        command: The command that this process runs; the other processes run it, too.
+        command: Name of the running command, which the other processes must run as well.
     """
     _prepare_children(folder, command)
     with refused_by_lightning("trainer"):
@@ -105,10 +105,10 @@ def build_fabric(cfg: DictConfig, folder: Path, command: str) -> Fabric:
 
 
 def fabric_options(cfg: DictConfig) -> dict[str, Any]:
-    """Fabric's arguments.
+    """Return Fabric's arguments.
 
     Raises:
-        ConfigError: A precision that the device does not have, or many more processes than CPU cores.
+        ConfigError: The device does not have the precision, or there are many more processes than CPU cores.
     """
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     _check_cores(options)
@@ -121,7 +121,7 @@ def fabric_options(cfg: DictConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def refused_by_lightning(key: str) -> Iterator[None]:
-    """Turn the error of a Lightning constructor into one line that names a configuration key.
+    """Turn an error of a Lightning constructor into one line that names a configuration key.
 
     Raises:
         ConfigError: In place of Lightning's error.
@@ -134,7 +134,7 @@ def refused_by_lightning(key: str) -> Iterator[None]:
 
 
 def several_devices(options: Mapping[str, Any]) -> bool:
-    """Whether Lightning's arguments select more than one device."""
+    """Return whether Lightning's arguments select more than one device."""
     devices = options["devices"]
     all_gpus = devices in ("auto", -1, "-1") and options["accelerator"] != "cpu" and torch.cuda.device_count() > 1
     counted = (isinstance(devices, int) and devices > 1) or (
@@ -161,11 +161,11 @@ def _check_cores(options: Mapping[str, Any]) -> None:
 
 
 def _strategy(options: Mapping[str, Any], parts: bool) -> Strategy | str:
-    """DDP or shards, with the options that the training step needs; Lightning's choice for one device.
+    """Return DDP or FSDP with the options that the training step needs; on one device, Lightning's default strategy.
 
     Args:
         options: The Trainer's arguments.
-        parts: With shards, whether each device writes its part of a checkpoint.
+        parts: For FSDP: whether each device writes its own part of a checkpoint.
     """
     if not several_devices(options):
         return "auto"
@@ -173,7 +173,7 @@ def _strategy(options: Mapping[str, Any], parts: bool) -> Strategy | str:
         return ShardedStrategy(parts, timeout=timedelta(minutes=30))
     return DDPStrategy(
         find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",
-        broadcast_buffers=False,  # no buffer changes in training; this saves a collective a step
+        broadcast_buffers=False,  # buffers do not change in training, so this saves one broadcast in each step
         gradient_as_bucket_view=True,
         timeout=timedelta(minutes=30),
     )
@@ -182,18 +182,18 @@ def _strategy(options: Mapping[str, Any], parts: bool) -> Strategy | str:
 def _prepare_children(folder: Path, command: str) -> None:
     """Make Lightning start its other processes with the composed configuration instead of this command line.
 
-    If the command line is a Hydra multirun, each child would start the whole multirun again; and the `${now:...}`
-    resolver would give each child a different run folder.
+    With this command line, a Hydra multirun would start as a whole in each child process. The `${now:...}` resolver
+    would also give each child another run folder.
     """
     if HydraConfig.initialized() and is_first_process():
         composed: Any = HydraConfig.instance().cfg
         with read_write(composed.hydra):
-            # Lightning passes `hydra.run.dir` to its child processes. In a multirun, Hydra does not set it to the job's
-            # folder.
+            # Lightning passes `hydra.run.dir` to its child processes, but in a multirun Hydra does not set it to the
+            # job's folder
             composed.hydra.run.dir = str(folder)
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra/callbacks=sweep"]
-        # a script runs one command; `ranker` takes the command's name as its first argument
+        # a script such as train.py runs one command; `ranker` needs the command's name as its first argument
         name = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]
         places = ["--config-path", str(folder), "--config-name", "config", "--config-dir", str(CONF)]
         sys.argv = [sys.argv[0], *name, *places, *overrides]

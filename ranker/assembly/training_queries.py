@@ -1,4 +1,4 @@
-"""Which queries a ranker was trained on, so that an evaluation or probing on the same queries can warn."""
+"""Find the queries that a ranker was trained on, so that an evaluation or probing on the same queries can warn."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import DataError
 
-# sources that may download their data; they are not loaded only to check which queries a ranker was trained on
+# sources that may download their data; such a download is not worth a warning about training queries
 DOWNLOADING = ("ir_datasets", "msmarco_passage")
 
 
 def source_name(data: Mapping[str, Any]) -> str:
-    """Module of a data source."""
+    """Return the name of a data source's module."""
     return str(data["_target_"]).split(".")[-2]
 
 
 def seen_in_training(path: Path, data: Any, splits: Splits | None, queries: Mapping[str, set[str]]) -> list[str]:
     """Return warnings about queries that a ranker was trained on, compared by their texts.
 
-    If the ranker's folder does not name its training data, or the data can't be loaded, a warning says so.
+    There is also a warning if the ranker's folder does not name its training data, or the data can't be loaded.
 
     Args:
         path: The ranker's folder.
-        data: The `data` node of this run; None if it has several nodes.
-        splits: Its collections, which are used if the ranker was trained on the same data.
+        data: The `data` node of this command; None if there are several nodes.
+        splits: The collections of `data`, which are used if the ranker was trained on the same data.
         queries: Name of a probing task or test set -> the texts of its queries.
     """
     trained = read_description(path).get("data")
@@ -49,10 +49,10 @@ def seen_in_training(path: Path, data: Any, splits: Splits | None, queries: Mapp
 
 
 def shared_queries(name: str, splits: Splits, queries: Mapping[str, set[str]]) -> list[str]:
-    """Warnings about queries that a training set has, compared by their texts.
+    """Return warnings about queries that a training set contains, compared by their texts.
 
     Args:
-        name: What was trained, for the messages.
+        name: Name of the model that was trained, for the messages.
         splits: The training data.
         queries: Name of a probing task or test set -> the texts of its queries.
     """

@@ -1,4 +1,4 @@
-"""Which layer of a teacher each layer of a student learns from."""
+"""Choose the teacher's layer from which each layer of a student learns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def layer_map(
     teacher: int,
     profile: Mapping[str, Mapping[int, float]] | None = None,
 ) -> list[int]:
-    """Return the number of the teacher's layer, from 1, for each layer of the student.
+    """Return for each layer of the student the teacher's layer from which it learns, counted from 1.
 
     Args:
-        kind: `uniform`: evenly spaced layers, among them the last one; `last`: the last layers; `auto`: layers chosen
-            from the probing report, see `by_change`; or a list of layer numbers.
+        kind: `uniform`: evenly spaced layers that include the last one; `last`: the last layers; `auto`: layers chosen
+            from the probing report, see `by_change`. A list gives the layers itself.
         student: Number of layers of the student.
         teacher: Number of layers of the teacher.
-        profile: For `auto`, from the probing report: task -> layer -> compression.
+        profile: Task -> layer -> compression, from the probing report; only for `auto`.
 
     Raises:
-        ConfigError: The student has more layers than the teacher, or the given layers do not fit.
+        ConfigError: The student has more layers than the teacher, or the given layers are not possible.
 
     >>> layer_map("uniform", 3, 6), layer_map("last", 2, 6), layer_map("uniform", 4, 6)
     ([2, 4, 6], [5, 6], [2, 3, 5, 6])
@@ -32,13 +32,13 @@ def layer_map(
         layers = [kind] if isinstance(kind, int) else list(kind)
         if len(layers) != student or layers != sorted(layers) or layers[-1] > teacher:
             raise ConfigError(
-                f"distill.layers: expected {student} rising layers of the teacher, from 1 to {teacher}, got {layers}"
+                f"distill.layers: expected {student} ascending layers of the teacher, from 1 to {teacher}, got {layers}"
             )
         return layers
     if student > teacher:
         raise ConfigError(
-            f"distill.layers: expected a student of at most {teacher} layers, those of the teacher, got {student}; "
-            "set encoder.layers"
+            f"distill.layers: expected a student of at most {teacher} layers, because the teacher has as many, got "
+            f"{student}; set encoder.layers"
         )
     if kind == "uniform":
         return [-(-number * teacher // student) for number in range(1, student + 1)]
@@ -49,11 +49,12 @@ def layer_map(
 
 
 def by_change(profile: Mapping[str, Mapping[int, float]], student: int, teacher: int) -> list[int]:
-    """Return layers of the teacher such that the probing results change equally from one of them to the next.
+    """Return layers of the teacher such that probing results change equally much between neighbouring chosen layers.
 
-    The change at a layer is |its compression - the compression of the layer below|, divided by the task's range over
-    all layers, and summed over tasks. Of J chosen layers, the j-th is the first layer at which the sum of changes from
-    layer 1 on reaches j / J of the total. The last chosen layer is the teacher's last one.
+    A task's change at a layer is the absolute difference between the compressions at this layer and at the layer below
+    it, divided by the task's range of compressions over all layers. Changes are summed over tasks. If J layers are
+    chosen, the j-th is the lowest layer at which the sum of the changes from layer 1 up to it reaches j / J of the
+    total. The last chosen layer is the teacher's last layer.
 
     Args:
         profile: Task -> layer -> compression; layer 0 is the embeddings.
@@ -61,7 +62,7 @@ def by_change(profile: Mapping[str, Mapping[int, float]], student: int, teacher:
         teacher: Number of layers of the teacher.
 
     Raises:
-        ConfigError: The profile lacks a layer of the teacher.
+        ConfigError: The profile has no value for a layer of the teacher.
 
     >>> by_change({"bm25": {0: 1.0, 1: 1.1, 2: 1.2, 3: 3.0, 4: 5.0}}, 2, 4)  # layers 1 and 2 change little
     [3, 4]
@@ -71,8 +72,8 @@ def by_change(profile: Mapping[str, Mapping[int, float]], student: int, teacher:
         lacking = [layer for layer in range(teacher + 1) if layer not in layers]
         if lacking:
             raise ConfigError(
-                f"distill.report: expected a probing run of all {teacher + 1} states of the teacher, got none of layer "
-                f"{lacking[0]} for {task}; run probe.py with layers=null"
+                f"distill.report: expected a probing run of all {teacher + 1} layers of the teacher, embeddings "
+                f"included, got none of layer {lacking[0]} for {task}; run probe.py with layers=null"
             )
         spread = max(layers.values()) - min(layers.values())
         for layer in range(1, teacher + 1):

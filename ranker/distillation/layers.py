@@ -15,24 +15,24 @@ MAPS = ("uniform", "last", "auto")
 class Layers:
     """Parts of the distillation loss and their weights.
 
-    The loss of a group is the weighted sum of the parts below. A part that compares layers is a mean over the layers.
+    The loss of a group is the weighted sum of the parts below. A part that compares layers is averaged over the layers.
 
     Args:
-        teacher: Run folder or model folder of a cross-encoder that reads the student's tokens.
+        teacher: Run folder or model folder of a cross-encoder with the student's tokenizer.
         layers: The teacher's layer for each layer of the student: `uniform`, `last`, `auto` (see `layer_map`), or a
             list of numbers from 1.
         report: For `layers=auto`: folder of a probing run of the teacher.
-        start: Whether a new student starts from the teacher's layers, embeddings and head where shapes are equal. A
-            student that is loaded with `checkpoint=` keeps its weights.
-        labels: Weight of `loss=` on the labels.
-        scores: Weight of the squared error of scores.
-        states: Weight of the squared error of hidden states, embeddings included (TinyBERT, Jiao et al., 2020,
-            arXiv:1909.10351, equations 8 and 9). If the hidden sizes differ, a linear map for each layer is trained.
+        start: Whether a new student starts with the teacher's layers, embeddings and head, where shapes are equal. A
+            student that is loaded with `checkpoint=` keeps its own weights.
+        labels: Weight of the loss on the labels, which `loss=` selects.
+        scores: Weight of the squared error between the scores of student and teacher.
+        states: Weight of the squared error between hidden states, embeddings included (TinyBERT, Jiao et al., 2020,
+            arXiv:1909.10351, equations 8 and 9). If the hidden sizes differ, each layer gets a trained linear map.
         attention: Weight of the Kullback-Leibler divergence of attention distributions (MobileBERT, Sun et al., 2020,
             arXiv:2004.02984, section 3.4).
 
     Raises:
-        ConfigError: A weight is below 0, all are 0, or `layers` is none of these.
+        ConfigError: A weight is below 0, all weights are 0, or `layers` has none of the values above.
     """
 
     teacher: Path

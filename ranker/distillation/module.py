@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class _Shared(tuple[Any]):
-    """A tuple whose content is not copied with the module; callbacks that average weights copy the module."""
+    """A tuple that `deepcopy` does not copy: callbacks that average weights copy the module without its content."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
         return self
@@ -33,8 +33,8 @@ class _Shared(tuple[Any]):
 class DistillationModule(RerankModule):
     """`RerankModule` with a teacher. The teacher's weights are not trained, and not stored in checkpoints.
 
-    Each part of the loss is a mean over groups, and the value of a group depends on this group only. So the loss of a
-    step does not depend on micro-batches and devices.
+    Each part of the loss is a mean over groups, and the value of a group depends on this group only. So the loss does
+    not depend on how a step is split into micro-batches or over devices.
 
     Args:
         scorer: The student.
@@ -44,10 +44,10 @@ class DistillationModule(RerankModule):
         nonfinite: As in RerankModule.
         teacher: The teacher.
         options: The parts of the loss and their weights.
-        fresh: Whether this is a new training of a new student, which may start from the teacher's weights.
+        fresh: Whether a new student is trained, which may start from the teacher's weights.
 
     Raises:
-        ConfigError: Student and teacher do not fit.
+        ConfigError: Student and teacher can't be compared, see `check_fit`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DistillationModule(RerankModule):
         super().__init__(scorer, measures, loss, optimization, nonfinite)
         check_fit(scorer, teacher, options.attention > 0)
         self.options = options
-        # in a tuple, so it is not a submodule
+        # the tuple keeps torch from registering the teacher as a submodule
         self._teacher = _Shared([teacher.eval().requires_grad_(False)])
         profile = None if options.layers != "auto" else read_profile(str(options.report), "distill.report")
         self.layers = layer_map(options.layers, scorer.encoder.num_layers, teacher.encoder.num_layers, profile)
@@ -81,7 +81,7 @@ class DistillationModule(RerankModule):
         self._score_loss = MSE()
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the weighted sum of the parts of the loss (see `Layers`), a mean over groups, []."""
+        """Return the weighted sum of the parts of the loss (see `Layers`), averaged over groups, []."""
         assert batch.pairs is not None
         weights, student = self.options, self.scorer
         taught, taught_attention, target = self._teaching(batch)
@@ -118,7 +118,7 @@ class DistillationModule(RerankModule):
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(teacher || student) of attention distributions for each token, averaged over heads, [tokens].
+    """Return KL(teacher || student) of the attention distributions of each token, averaged over heads, [tokens].
 
     Args:
         student: Distributions [tokens, heads, keys]; masked keys have probability 0 in both.
@@ -132,7 +132,7 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _read(scorer: Any, rows: TokenBatch, attention: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the states of embeddings and layers [tokens, dim], and each layer's attention if asked for."""
+    """Return the states of the embeddings and of each layer [tokens, dim], and attention distributions if wanted."""
     if attention:
         found: tuple[list[Tensor], list[Tensor]] = scorer.encoder.layers_and_attention(rows)
         return found
@@ -146,7 +146,7 @@ def _scores(scorer: Any, states: Tensor, batch: RankBatch) -> Tensor:
 
 
 def _mean(values: Tensor, batch: RankBatch) -> Tensor:
-    """Average values [tokens] over the tokens of each row, the docs of each group, and the groups, []."""
+    """Average values [tokens] over the tokens of each row, then over a group's docs, then over the groups, []."""
     assert batch.pairs is not None
     lengths = batch.pairs.cu_seqlens.diff().long()
     rows = torch.repeat_interleave(lengths, output_size=len(values))

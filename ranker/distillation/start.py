@@ -1,4 +1,4 @@
-"""Initialize a student with the weights of a teacher's layers, and check that the two can be compared."""
+"""Initialize a student with a teacher's weights, and check that student and teacher can be compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start_from_layers(student: nn.Module, teacher: nn.Module, layers: Sequence[i
         layers: The teacher's layer for each layer of the student, from 1.
 
     Returns:
-        Number of elements of the replaced weights.
+        Number of copied values.
     """
     weights, copied = teacher.state_dict(), 0
     total = len(layers)
@@ -56,8 +56,8 @@ def check_fit(student: Any, teacher: Any, attention: bool) -> None:
             )
     if student.encoder.tokenizer.get_vocab() != teacher.encoder.tokenizer.get_vocab():
         raise ConfigError(
-            "distill.teacher: expected a teacher with the student's vocabulary, got another; ranker label distils "
-            "scores between any models"
+            "distill.teacher: expected a teacher with the student's vocabulary, got another; ranker label trains a "
+            "student on scores of any model"
         )
     if student.pair_layout() != teacher.pair_layout():
         raise ConfigError(
@@ -68,8 +68,8 @@ def check_fit(student: Any, teacher: Any, attention: bool) -> None:
     for name, scorer in {"teacher": teacher, "student": student}.items():
         if scorer.encoder.ragged:
             raise ConfigError(
-                f"distill.attention: expected 0 or a {name} on the padded path, which returns attention, got one "
-                "without padding; set encoder.ragged=false"
+                f"distill.attention: expected 0, or a {name} on the padded path, the only one that returns attention, "
+                "got one without padding; set encoder.ragged=false"
             )
     heads = [scorer.encoder.config.get_text_config().num_attention_heads for scorer in (student, teacher)]
     if heads[0] != heads[1]:

@@ -1,1 +1,1 @@
-"""Token batches to hidden states. Read `encoder`, `ragged_forward` and `layer`; `paths` lists the faster ways."""
+"""Turn token batches into hidden states. Read `encoder`, `ragged_forward` and `layer` first; then `paths`."""

@@ -1,11 +1,11 @@
-"""Linear layers with adapters as one matrix product, on CUDA in half precision.
+"""Compute linear layers with adapters as one matrix product, on CUDA in half precision.
 
-y = W x + s B A x equals [W, s B] [x, A x]. So the adapter adds `rank` columns to the product of the frozen weight,
-while separate products would read and write all outputs again. In the backward pass, one product with [W, s B]
-gives the gradients of x (through W) and of A x. Layers that read the same states (query, key and value; gate and up)
-are stacked: one product computes A x for all of them, and one their outputs.
+y = W x + s B A x equals [W, s B] [x, A x]. So the adapter adds `rank` columns to the product with the frozen weight.
+Separate products would read and write all outputs once more. In the backward pass, one product with [W, s B] gives the
+gradients of x (through W) and of A x. Layers that read the same states (query, key and value; gate and up) are stacked:
+one product computes A x for all of them, and another one their outputs.
 
-This works only without dropout on the adapter's input, because with dropout each layer reads different states.
+This works only if the adapters' inputs have no dropout, because with dropout each layer reads different states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.library import custom_op
 from torch.nn import functional
 
-COLUMNS = 16  # zeros fill the ranks up to a multiple of this, so that rows begin at multiples of 32 bytes
+COLUMNS = 16  # ranks are filled with zeros up to a multiple of this, so that rows begin at multiples of 32 bytes
 
 
 @custom_op("ranker::adapted_linear", mutates_args=())
@@ -30,17 +30,18 @@ def adapted_linear(
 
     Args:
         states: [tokens, inputs].
-        firsts: Each layer's matrix A, [rank, inputs]; gets a gradient, and is read through `first`.
-        seconds: Each layer's matrix B, [outputs, rank]; gets a gradient, and is read through `wide`.
-        scales: Each layer's factor of B A.
-        bias: The layers' biases, end to end; frozen.
-        first: All A, end to end, then rows of zeros, [columns, inputs], in the precision of the states.
-        wide: The frozen weights W of all layers, end to end, and after them the products of scale and B in the columns
-            of the layer's A, [outputs, inputs + columns], in the same precision.
+        firsts: Matrix A of each layer, [rank, inputs]; it gets a gradient, but its values are read from `first`.
+        seconds: Matrix B of each layer, [outputs, rank]; it gets a gradient, but its values are read from `wide`.
+        scales: Factor of B A of each layer.
+        bias: Biases of all layers, concatenated; they are frozen.
+        first: Matrices A of all layers, concatenated, then rows of zeros, [columns, inputs], in the precision of the
+            states.
+        wide: Frozen weights W of all layers, concatenated. To their right, each layer's scale times B, in the columns
+            of the layer's A. [outputs, inputs + columns], in the precision of the states.
 
     Returns:
-        [tokens, outputs of all layers]; and, for the backward pass, A x, [tokens, columns], or the states and A x,
-        [tokens, inputs + columns].
+        The outputs, [tokens, outputs of all layers], and a tensor for the backward pass: A x, [tokens, columns], or the
+        states and A x, [tokens, inputs + columns].
     """
     inputs = states.shape[1]
     if not _keeps_states(wide, inputs):
@@ -54,7 +55,7 @@ def adapted_linear(
 
 
 def _keeps_states(wide: Tensor, inputs: int) -> bool:
-    """Whether the states are copied beside A x: with more outputs than inputs, a copy costs less."""
+    """Return whether to copy the states next to A x: if there are more outputs than inputs, a copy costs less."""
     return wide.shape[0] > inputs
 
 
@@ -74,9 +75,9 @@ def adapted_linear_backward(
     Args:
         grad: Gradient of the outputs, [tokens, outputs].
         states: The states; None if they are in `kept`.
-        kept: As `adapted_linear` returned it.
-        first: As there.
-        wide: As there.
+        kept: The second result of `adapted_linear`.
+        first: See `adapted_linear`.
+        wide: See `adapted_linear`.
     """
     inputs = first.shape[1]
     whole = grad @ wide
@@ -121,9 +122,9 @@ adapted_linear.register_autograd(_backward, setup_context=_keep)
 
 
 class Siblings:
-    """Layers with adapters that read the same states, and their stacked weights.
+    """Layers with adapters that read the same states, with their stacked weights.
 
-    The layer that is called first computes the outputs of all; the others return theirs.
+    The layer that is called first computes the outputs of all layers; the others return their parts.
 
     Args:
         layers: peft's linear layers, in the order of their calls.
@@ -139,12 +140,15 @@ class Siblings:
         self._outputs: tuple[Tensor, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the stacked weights: copies stack their own."""
+        """Leave out the stacked weights, because copies stack their own weights."""
         state = self.__dict__ | dict.fromkeys(("wide", "first", "bias", "_states"))
         return {**state, "_base": [], "_outputs": ()}
 
     def output(self, number: int, states: Tensor) -> Tensor:
-        """Return the output of a layer [..., outputs] for states [..., inputs], after `refresh`."""
+        """Return the output [..., outputs] of the layer with index `number` for states [..., inputs].
+
+        `refresh` must have been called before.
+        """
         if number == 0 or self._states is not states:
             whole = self._run(states)
             if len(self.layers) == 1:
@@ -168,9 +172,9 @@ class Siblings:
 
     @torch.no_grad()
     def refresh(self, dtype: torch.dtype) -> None:
-        """Stack the weights in a precision, or copy the adapters' current values into the stacked weights.
+        """Stack the weights in a precision, or copy the adapters' current values into weights that are stacked already.
 
-        Frozen weights of this precision become a part of the stacked ones, so they are in memory once.
+        Frozen weights that have this precision become views of the stacked weights, so they are in memory only once.
         """
         bases = [layer.get_base_layer() for layer in self.layers]
         pairs = [adapter_of(layer) for layer in self.layers]
@@ -191,7 +195,7 @@ class Siblings:
                 self.bias = torch.cat([base.bias for base in bases]).to(dtype)
         assert self.first is not None
         row, column = 0, 0
-        # `data`: a backward pass may still need the tensors, whose values it finds unchanged
+        # assigned through `data`, so that a backward pass can still use the tensors; the frozen values do not change
         wide, stacked = self.wide.data, self.first.data
         for base, (first, second, scale) in zip(bases, pairs, strict=True):
             rank = first.shape[0]
@@ -206,13 +210,13 @@ def _identity(weight: Tensor) -> tuple[int, int]:
 
 
 def adapter_of(layer: Any) -> tuple[Tensor, Tensor, float]:
-    """Return A, B and the factor of B A of peft's linear layer."""
+    """Return A, B and the factor of B A of a linear layer of peft."""
     name = layer.active_adapters[0]
     return layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
 
 
 def group_siblings(layers: list[Any], run: Callable[[], Any]) -> None:
-    """Find the layers that read the same states: give each its `Siblings` and its number among them.
+    """Find the layers that read the same states; give each layer its `Siblings` and its index among them.
 
     Args:
         layers: peft's linear layers.
@@ -246,7 +250,7 @@ def group_siblings(layers: list[Any], run: Callable[[], Any]) -> None:
 
 
 def _stack(one: Any, other: Any) -> bool:
-    """Whether two layers' weights can be stacked."""
+    """Return whether the weights of two layers can be stacked."""
     bases = one.get_base_layer(), other.get_base_layer()
     same = {(type(base), base.weight.dtype, base.bias is None) for base in bases}
     return len(same) == 1

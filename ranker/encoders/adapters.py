@@ -1,4 +1,4 @@
-"""Files of LoRA adapters: load peft's files into a model, also if peft saved them with a head, and return adapters."""
+"""Files of LoRA adapters: load peft's files into a model, even if they contain a head, and return adapters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME = "default"  # peft's name of a model's only adapter
 
 
 def base_of(folder: str | Path) -> str | None:
-    """Return the name of the base of an adapter's folder; None for any other folder or name.
+    """Return the name of the base model of an adapter's folder; None for any other folder or name.
 
     Raises:
-        CheckpointError: The folder has an adapter of another kind than LoRA.
+        CheckpointError: The folder has an adapter, but not of the kind LoRA.
     """
     folder = Path(folder)
     if not (folder / ADAPTER).is_file():
@@ -44,20 +44,20 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Load the file of an adapter's folder into the adapter of a model.
+    """Load the adapter of a folder into the adapter of a model.
 
     Args:
-        model: The model, which has adapters of this shape.
+        model: The model, whose adapter has the same shape.
         folder: The adapter's folder.
 
     Raises:
-        CheckpointError: The weights do not fit: the adapter is for another base.
+        CheckpointError: The weights do not fit, because the adapter is for another base.
     """
     load_state(model, adapter_weights(model, folder), folder)
 
 
 def adapter_weights(model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """Return the weights of an adapter's file under their names in the model; weights of a head keep their names."""
+    """Return the weights of an adapter's file by their names in the model; weights of a head keep their own names."""
     stored = load_file(folder / ADAPTER_FILE)
     plain = {name.removeprefix("base_model.model."): value for name, value in stored.items()}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -68,7 +68,7 @@ def load_state(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None
     """Copy the weights of an adapter into a model's adapter.
 
     Raises:
-        CheckpointError: A weight is missing, has no place in the model, or has another shape.
+        CheckpointError: A weight is missing, does not exist in the model, or has another shape.
     """
     own = adapter_state(model)
     for name in sorted(set(own) | set(state)):
@@ -85,11 +85,11 @@ def load_state(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None
 
 
 def merge_folder(model: nn.Module, folder: Path) -> None:
-    """Add the adapter of a folder to the weights of a model.
+    """Add the adapter of a folder to the weights of a model without adapters.
 
     Args:
-        model: The base.
-        folder: The adapter's folder; weights outside of the model, such as a head's, are left out.
+        model: The base model.
+        folder: The adapter's folder. Weights that the model does not have, such as a head's, are ignored.
 
     Raises:
         CheckpointError: The adapter is for another base.
@@ -98,7 +98,7 @@ def merge_folder(model: nn.Module, folder: Path) -> None:
     try:
         config: Any = peft.LoraConfig.from_pretrained(folder)
         config.modules_to_save, config.task_type = None, None
-        if isinstance(config.target_modules, set):  # full names begin with the encoder's name in a model with a head
+        if isinstance(config.target_modules, set):  # full names begin with the encoder's name if the model has a head
             prefix = f"{getattr(model, 'base_model_prefix', '')}."
             config.target_modules = {target.removeprefix(prefix) for target in config.target_modules}
         peft.inject_adapter_in_model(config, model)

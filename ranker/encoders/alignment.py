@@ -1,16 +1,16 @@
-"""Where weights begin in memory."""
+"""Align weights in memory."""
 
 from __future__ import annotations
 
 from torch import nn
 
-CACHE_LINE = 64  # bytes; torch's own tensors begin at a multiple of it
+CACHE_LINE = 64  # bytes; torch's own tensors begin at multiples of this
 
 
 def align(module: nn.Module) -> None:
-    """Copy weights on the CPU that do not start at a cache line, so that equal weights give equal bits.
+    """Copy weights on the CPU that do not begin at a cache line, so that equal weights give bit-identical results.
 
-    Weights are mapped from their file, where they may begin at any address. On some processors, the order of additions
+    Weights are memory-mapped from their file and may begin at any address. On some processors, the order of additions
     in a matrix product depends on the address.
     """
     for weight in [*module.parameters(), *module.buffers()]:

@@ -1,6 +1,6 @@
-"""Self-attention over ragged batches: kernels without padding on CUDA in half precision, and padded SDPA.
+"""Self-attention over ragged batches: kernels without padding on CUDA in half precision, and SDPA with padding.
 
-On a CPU `row_attention` takes the place of padded SDPA.
+On a CPU, `row_attention` is used instead of SDPA with padding.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class PackedRows(NamedTuple):
 
     Args:
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
+        cu_keys: Cumulative numbers of attended tokens, int32 [rows + 1].
         key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
-        max_length: Upper bound of the row lengths, a host number.
-        blocks: See `RaggedLayout.blocks`; read by the kernels of this package.
-        lists: Which rows form a list, `kernels.list_attention.ListTensors`; empty: no rows attend to each other.
+        max_length: Upper bound of the row lengths, as an int.
+        blocks: See `RaggedLayout.blocks`; only kernels of this package read it.
+        lists: The rows of each list, `kernels.list_attention.ListTensors`; empty: rows attend only to themselves.
     """
 
     cu_seqlens: Tensor
@@ -43,12 +43,12 @@ class PackedRows(NamedTuple):
 
     @property
     def has_lists(self) -> bool:
-        """Whether rows of a list attend to each other's first tokens."""
+        """Whether rows attend to the first tokens of the other rows of their list."""
         return bool(self.lists)
 
 
 class PaddedRows(NamedTuple):
-    """Rows for attention over padded tensors, and on a CPU row by row.
+    """Rows for attention over padded tensors; on a CPU, for attention row by row.
 
     Args:
         layout: Layout of the tokens.
@@ -60,12 +60,12 @@ class PaddedRows(NamedTuple):
 
     @property
     def has_lists(self) -> bool:
-        """Whether rows of a list attend to each other's first tokens."""
+        """Whether rows attend to the first tokens of the other rows of their list."""
         return self.layout.batch.lists is not None
 
 
 def unpadded_unavailable(device: torch.device, dtype: torch.dtype) -> str:
-    """Return why no attention kernel without padding runs here; empty if one does."""
+    """Return why no attention kernel without padding can run here; empty if one can."""
     if device.type != "cuda":
         return f"the device is {device.type}, not cuda"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -75,9 +75,9 @@ def unpadded_unavailable(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
-@cache  # searches PATH, and every forward pass calls it
+@cache  # cached, because it searches PATH and every forward pass calls it
 def triton_unavailable() -> str:
-    """Return why Triton's kernels can't run; empty if they can."""
+    """Return why Triton's kernels can't run here; empty if they can."""
     if short is None:
         return "Triton is not installed"
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
@@ -97,17 +97,17 @@ def short_unavailable(head_size: int, max_length: int) -> str:
 
 
 def short_attention(qkv: Tensor, rows: PackedRows) -> Tensor:
-    """Attend with this package's kernel for short rows; arguments and result as in `library_attention`."""
+    """Compute attention with this package's kernel for short rows; arguments and result as in `library_attention`."""
     return short.short_attention(qkv, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0]
 
 
 def library_attention(qkv: Tensor, rows: PackedRows, window: int | None = None) -> Tensor:
-    """Attend with torch's variable-length kernel.
+    """Compute attention with torch's variable-length kernel.
 
     Args:
         qkv: Queries, keys and values, [tokens, 3, heads, head size].
-        rows: Row boundaries. With a window, all tokens have to be attended to.
-        window: Largest distance between a token and those that it attends to; None: no limit.
+        rows: Row boundaries. With a window, all tokens must be attended to.
+        window: Largest distance between a token and a token that it attends to; None: no limit.
 
     Returns:
         [tokens, heads, head size]
@@ -123,12 +123,12 @@ def library_attention(qkv: Tensor, rows: PackedRows, window: int | None = None) 
 
 
 def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -> Tensor:
-    """Attend by SDPA over groups of padded rows, the only path with attention dropout.
+    """Compute attention with SDPA over groups of padded rows. Only this path has attention dropout.
 
     Args:
         qkv: Queries, keys and values, [tokens, 3, heads, head size].
-        rows: Layout and dropout.
-        window: Largest distance between a token and those that it attends to; None: no limit.
+        rows: Layout of the tokens, and dropout rate.
+        window: Largest distance between a token and a token that it attends to; None: no limit.
 
     Returns:
         [tokens, heads, head size]
@@ -139,7 +139,7 @@ def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -
         mask, lonely = group.key_mask[:, None, None, :], None
         if window is not None and window < mask.shape[-1] - 1:
             mask = mask & band(mask.shape[-1], window, mask.device)
-            # SDPA returns NaN for a query without a key in its window: padding, or a token far past the attended
+            # SDPA returns NaN for a query without keys: a padding token, or a token far behind the attended tokens
             lonely = ~mask.any(-1, keepdim=True)
             mask = mask | lonely
         padded = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rows.dropout)
@@ -150,13 +150,13 @@ def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -
 
 
 def band(length: int, window: int, device: torch.device) -> Tensor:
-    """True where row and column are at most `window` apart, bool [length, length]."""
+    """Return True where row index and column index are at most `window` apart, bool [length, length]."""
     positions = torch.arange(length, device=device)
     return (positions.unsqueeze(1) - positions).abs() <= window
 
 
 def padded_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
-    """Average each row's states with the attention weights of one query per row and head; without dropout.
+    """Average the states of each row with the attention weights of one query per row and head, without dropout.
 
     Args:
         states: [tokens, dim].
@@ -173,7 +173,7 @@ def padded_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
         means.append(
             functional.scaled_dot_product_attention(query, padded, padded, attn_mask=mask, scale=scale).squeeze(1)
         )
-    if not means:  # a batch without tokens
+    if not means:  # the batch has no tokens
         return torch.zeros_like(queries)
     indices = torch.cat([group.rows for group in rows.layout.groups])
     return torch.zeros_like(queries).index_copy(0, indices, torch.cat(means))

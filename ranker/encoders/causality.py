@@ -1,4 +1,4 @@
-"""Whether a model is causal, and which pooling suits it: in a causal model only the last token sees the whole text."""
+"""Find out whether a model is causal, and which pooling suits it: in a causal model only the last token sees all."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from transformers.models.auto.modeling_auto import (
 
 from ranker.data.template import Template
 
-# Model types whose tokens see the whole text, although transformers has a causal language model for them. XLNet's
-# predicts tokens in a permuted order; those of the other types set `is_decoder`.
+# Model types whose tokens see the whole text although transformers has a causal language model for them. XLNet
+# predicts tokens in a permuted order; models of the other types are causal only if `is_decoder` is set.
 TWO_SIDED = {"xlnet", *MODEL_FOR_MASKED_LM_MAPPING_NAMES}
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a token's state depends on no later token.
+    """Return whether a token's state depends on no later token.
 
-    The modules' attribute `is_causal` decides. If no module has it (BLOOM, Mamba), a model is causal if its
-    configuration sets `is_decoder`, or if transformers knows its type as a causal language model only.
+    The attribute `is_causal` of the modules decides. If no module has it (BLOOM, Mamba), a model is causal if its
+    configuration sets `is_decoder`, or if transformers has its type only as a causal language model.
 
     Args:
-        model: A transformers model; for an encoder-decoder, its encoder.
+        model: A transformers model; for an encoder-decoder, the encoder.
     """
     config: Any = getattr(model, "config", None)
     flags = [module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)]
@@ -40,8 +40,8 @@ def is_causal(model: nn.Module) -> bool:
 def attend_both_ways(model: nn.Module) -> None:
     """Let the tokens of a language model attend in both directions, on all paths.
 
-    transformers' masks read `is_causal` in the configuration, and its attention functions read the modules' attribute.
-    A family that reads neither stays causal, and `is_causal` still returns True.
+    transformers' masks read `is_causal` from the configuration, and its attention functions read it from the modules.
+    A family that reads neither of them stays causal, and `is_causal` still returns True.
 
     Args:
         model: A transformers model whose configuration has `is_causal` False.
@@ -52,9 +52,10 @@ def attend_both_ways(model: nn.Module) -> None:
 
 
 def auto_pooling(encoder: Any) -> str:
-    """Return the pooling that suits an encoder.
+    """Return the pooling that suits an encoder, as a name in `ranker.interactions.pooling.POOLINGS`.
 
-    `last` for a causal model; otherwise `cls` if the tokenizer puts its cls token before the text, or else `mean`.
+    It is `last` for a causal model. For another model it is `cls` if the tokenizer puts its cls token before the text,
+    and otherwise `mean`.
 
     Args:
         encoder: An `Encoder`.

@@ -1,4 +1,4 @@
-"""A cross-encoder: encoder and head, as model folders hold it."""
+"""A cross-encoder as a model folder stores it: encoder and head."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Classifier:
 
     Args:
         encoder: The encoder.
-        head: The output layer, with 1 or 2 outputs, or a family's own head.
-        pooling: What an output layer reads, see `ranker.interactions.pooling`; `auto` with a family's own head.
-        dense: The linear layer after pooling, which a tanh follows; None: neither the layer nor the tanh.
+        head: The output layer, with 1 or 2 outputs, or the own head of a family's classification model.
+        pooling: The states that an output layer reads, see `ranker.interactions.pooling`; `auto` for a family's own
+            head.
+        dense: A linear layer between pooling and output layer, which is followed by tanh; None: there is neither.
         dropout: Dropout rate before the output layer, or in a family's own head.
     """
 

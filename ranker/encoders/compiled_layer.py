@@ -1,7 +1,7 @@
-"""`post_norm_layer`, `pre_norm_layer` and dropout through `torch.compile`.
+"""Run `post_norm_layer`, `pre_norm_layer` and dropout through `torch.compile`.
 
-Compiling one layer instead of the whole encoder takes a twelfth of the time, does not change the keys of the state
-dict, and lets DDP send a layer's gradients while lower layers still run backward.
+One layer is compiled instead of the whole encoder. This takes a twelfth of the time and does not change the keys of the
+state dict. DDP can also send the gradients of a layer while lower layers still run backward.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ranker.encoders.pre_norm_layer import PreNormFunctions, PreNormSettings, Pr
 
 
 def compile_layers(model: nn.Module) -> int:
-    """Compile the layers of a transformers model in place, for any number of tokens; return their number.
+    """Compile the layers of a transformers model in place, for any number of tokens; return the number of layers.
 
-    Attention with padding, soft caps, biases or shared prefixes, and the reading of dropout hashes stay outside of the
-    compiled code.
+    These parts stay outside of the compiled code: attention with padding, soft caps, biases or shared prefixes, and
+    the reading of dropout hashes.
     """
     _configure()
     for module in model.modules():
@@ -32,7 +32,7 @@ def compile_layers(model: nn.Module) -> int:
             if getattr(hook, "__module__", "").startswith("transformers.utils."):
                 module._forward_hooks[key] = _when_all_layers(hook)
     layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
-    if not layers:  # ALBERT: the parts of its first list of modules
+    if not layers:  # ALBERT: compile the modules of its first module list
         layers = next((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), [])
     for layer in layers:
         layer.compile(dynamic=True)
@@ -40,7 +40,7 @@ def compile_layers(model: nn.Module) -> int:
 
 
 def _when_all_layers(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook of transformers, which collects states and can't be compiled, for passes that return all states."""
+    """Return a hook that runs only if a pass returns all states; transformers collects states by it, uncompiled."""
 
     def call(module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
         forward = module.packing.current
@@ -57,13 +57,13 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _configure() -> None:
     config: Any = torch._dynamo.config  # type: ignore[attr-defined]
-    # otherwise torch would cut the function at DDP's buckets, although a layer fills at most one
+    # otherwise torch would split the function at DDP's buckets, although one layer fills at most one bucket
     config.optimize_ddp = False
-    # dropout rates and epsilons are constants: as variables they would keep dropout out of the fused kernels
+    # dropout rates and epsilons become constants; dropout with a variable rate would not be fused into the kernels
     config.specialize_float = True
-    # a second encoder of another width must not make widths variables, see `hashed_dropout`
+    # otherwise an encoder of another width would turn widths into variables, see `hashed_dropout`
     config.automatic_dynamic_shapes = False
-    # one function runs all encoders of a process, in training and evaluation; past the limit torch runs it eagerly
+    # one function runs all encoders of a process, in training and evaluation; beyond the limit, torch runs it eagerly
     config.recompile_limit = 64
 
 
@@ -76,7 +76,7 @@ def compiled_layer(
     hashes: Tensor | None,
     first_tokens: Tensor | None,
 ) -> Tensor:
-    """Run `post_norm_layer` compiled for any number of tokens and rows; arguments and result as there."""
+    """Run `post_norm_layer`, compiled for any number of tokens and rows; arguments and result are the same."""
     _mark_dynamic(
         (states, 0),
         (rows.cu_seqlens, 0),
@@ -99,7 +99,7 @@ def compiled_pre_norm_layer(
     hashes: tuple[Tensor | None, Tensor | None],
     first_tokens: Tensor | None,
 ) -> Tensor:
-    """Run `pre_norm_layer` compiled for any number of tokens and rows; arguments and result as there."""
+    """Run `pre_norm_layer`, compiled for any number of tokens and rows; arguments and result are the same."""
     _mark_dynamic(
         (states, 0),
         (rows.cu_seqlens, 0),
@@ -115,20 +115,20 @@ def compiled_pre_norm_layer(
 
 
 def compiled_dropout(states: Tensor, hashes: Tensor, rate: float) -> Tensor:
-    """Run `hashed_dropout` compiled for any number of tokens: one kernel instead of a dozen."""
+    """Run `hashed_dropout`, compiled for any number of tokens as one kernel instead of a dozen."""
     _mark_dynamic((states, 0), (hashes, 0))
     return _compiled(hashed_dropout)(states, hashes, rate)
 
 
 def _mark_dynamic(*varying: tuple[Tensor | None, int]) -> None:
-    """Tell torch.compile the axis along which each tensor's size differs between batches."""
+    """Tell torch.compile along which axis the size of each tensor differs between batches."""
     for tensor, axis in varying:
         if tensor is not None:
             torch._dynamo.maybe_mark_dynamic(tensor, axis)  # type: ignore[attr-defined]
 
 
 def compile_unavailable(device: torch.device) -> str:
-    """Return why layers can't be compiled; empty if they can."""
+    """Return why layers can't be compiled here; empty if they can."""
     if device.type != "cuda":
         return f"the device is {device.type}, not cuda"
     return triton_unavailable()

@@ -1,8 +1,8 @@
 """The first step of T5's decoder over packed encoder states: one decoder token per row, and the logits of a few words.
 
-The decoder's only token is its start token, so its self-attention is that of one token. In cross-attention the query is
-multiplied by the key weights, and the average of states by the value weights. Keys and values of the encoder's tokens
-are never computed, and logits of all words never exist.
+The decoder reads only its start token, so its self-attention has a single token. In cross-attention, the key weights
+multiply the query, and the value weights multiply the average of the encoder's states. So keys and values of the
+encoder's tokens are never computed. Logits are computed for the given words only.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-# weights that a step of a single token does not read: it attends to itself only
+# weights that a step of a single token does not need, because the token attends only to itself
 UNREAD = ("SelfAttention.q.", "SelfAttention.k.", "relative_attention_bias")
-SEED = 1  # mixed into the encoder's dropout seed, so that the decoder has other masks
+SEED = 1  # mixed into the encoder's dropout seed, so that the decoder's masks differ from the encoder's
 
 
 class DecoderStep(nn.Module):
-    """Return the logits of some words after the decoder's start token, for each row of encoder states.
+    """Compute the logits of some words after the decoder's start token, for each row of encoder states.
 
     Args:
-        encoder: The encoder of a T5, mT5, umT5, Flan-T5 or LongT5; the folder of its weights has the decoder, too. If
-            the encoder's weights are random, so are the decoder's.
+        encoder: The encoder of a T5, mT5, umT5, Flan-T5 or LongT5. The folder of its weights must also contain the
+            decoder. If the encoder's weights are random, so are the decoder's.
         words: Token ids of the words.
 
     Attributes:
         decoder: transformers' decoder without its embeddings.
-        rows: The words' rows of the output matrix, or of the encoder's embeddings if the family ties the two.
+        rows: The words' rows of the output matrix, or of the encoder's embeddings if the family ties both matrices.
 
     Raises:
         CheckpointError: The family has no such decoder, or the folder lacks its weights.
@@ -58,10 +58,10 @@ class DecoderStep(nn.Module):
         starts = (getattr(part, "decoder_start_token_id", None) for part in (whole.config, whole.generation_config))
         self.start: int = next((start for start in starts if start is not None), whole.config.pad_token_id)
         self.words = list(words)
-        # the whole output matrix as it was loaded, which stays on the CPU, to be saved
+        # the whole output matrix as it was loaded stays on the CPU; `output_state` returns it
         self._loaded = None if self.tied else output.weight.detach()
         self.rows = TiedRows(table, words) if self.tied else OutputRows(output.weight, words)
-        self._table = [table]  # in a list, because the embeddings are the encoder's parameters, not this module's
+        self._table = [table]  # a list, because the embeddings are parameters of the encoder, not of this module
         self.decoder = decoder
         states = torch.randn(5, encoder.dim, generator=torch.Generator().manual_seed(0))
         first = torch.full((1, 1), self.start)
@@ -81,7 +81,7 @@ class DecoderStep(nn.Module):
             self.rows.embeddings = self._table
 
     def _checked(self, states: Tensor, batch: TokenBatch, expected: Tensor) -> None:
-        """Refuse a decoder whose logits differ from those of transformers."""
+        """Refuse a decoder for which this class computes other logits than transformers."""
         with torch.no_grad():
             got = self.logits(self(states, batch))[0]
         if (got - expected).abs().max() > TOLERANCE * expected.abs().max() + 1e-6:
@@ -92,7 +92,7 @@ class DecoderStep(nn.Module):
 
         Args:
             states: The encoder's states [tokens, dim].
-            batch: Its rows.
+            batch: The rows of these states.
             seed: Seed of the dropout masks; None: a random one.
         """
         layout = RaggedLayout.of(batch)
@@ -106,7 +106,7 @@ class DecoderStep(nn.Module):
             return self._decoded(memory, batch.num_rows)[:, 0]
 
     def _decoded(self, memory: list[tuple[PaddedGroup, Tensor]], num_rows: int) -> Tensor:
-        """Return the last states [rows, 1, dim]; `memory` has the encoder's states in groups of similar lengths."""
+        """Return the last states [rows, 1, dim]; `memory` has the encoder's states, grouped by similar row lengths."""
         decoder: Any = self.decoder
         states = decoder.dropout(self._table[0].weight[self.start].expand(num_rows, 1, -1))
         for block in decoder.block:
@@ -125,9 +125,9 @@ class DecoderStep(nn.Module):
         return logits
 
     def output_state(self) -> dict[str, Tensor]:
-        """Return the weights of the decoder and the output matrix, under their names in the whole model.
+        """Return the weights of the decoder and the output matrix by their names in the whole model.
 
-        Rows of other words, which are not trained, are as they were loaded. A tied output matrix is left out.
+        Rows of other words are not trained and are as they were loaded. A tied output matrix is left out.
         """
         state = {f"decoder.{name}": value for name, value in self.decoder.state_dict().items()}
         if self._loaded is not None:
@@ -138,10 +138,10 @@ class DecoderStep(nn.Module):
 
 
 def _cross_attention(attention: Any, states: Tensor, memory: list[tuple[PaddedGroup, Tensor]]) -> Tensor:
-    """Attend from one token per row [rows, 1, dim] to the row's encoder states; returns [rows, 1, dim]."""
+    """Compute cross-attention [rows, 1, dim] of one token per row, [rows, 1, dim], to the row's encoder states."""
     heads, size, rows = attention.n_heads, attention.key_value_proj_dim, len(states)
     query = attention.q(states)
-    # without autocast: T5's logits are not scaled, and large ones would be rounded to 1/32
+    # without autocast, which would round large logits to 1/32; T5's logits are not scaled
     with torch.autocast(states.device.type, enabled=False):
         key, value = (_full(part.weight).view(heads, size, -1) for part in (attention.k, attention.v))
         queries = torch.einsum("rhs,hsd->rhd", _full(query).view(rows, heads, size), key)
@@ -158,7 +158,7 @@ def _cross_attention(attention: Any, states: Tensor, memory: list[tuple[PaddedGr
 
 
 def _with_one_encoder_layer(encoder: Encoder) -> Any:
-    """Return the whole model of an encoder, with only one of the encoder's layers.
+    """Return the whole model to which an encoder belongs, with only one of the encoder's layers.
 
     Raises:
         CheckpointError: The family has no decoder like T5's, or the folder lacks its weights.
@@ -169,7 +169,7 @@ def _with_one_encoder_layer(encoder: Encoder) -> Any:
     if not known or encoder.model.__class__.__name__ not in ENCODERS:
         raise CheckpointError(
             f"model: expected the encoder of a T5, mT5, umT5 or LongT5 for model=mono_t5, got {where!r} "
-            f"({config.model_type}); model=monobert and model=lm_reranker take others"
+            f"({config.model_type}); use model=monobert or model=lm_reranker"
         )
     keep_layers(config, 1, where)
     if encoder.source is None:
@@ -185,7 +185,7 @@ def _with_one_encoder_layer(encoder: Encoder) -> Any:
     if missing:
         raise CheckpointError(
             f"{where}: expected the weights of a decoder beside those of the encoder, but {len(missing)}, such as "
-            f"{missing[0]}, are missing and would be random; take the whole model's folder"
+            f"{missing[0]}, are missing and would be random; use the whole model's folder"
         )
     return whole.eval()
 
@@ -194,7 +194,7 @@ ENCODERS = ("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel", "LongT5Enco
 
 
 def whole_config(encoder: Encoder) -> Any:
-    """Return the configuration of the whole model that an encoder is a part of."""
+    """Return the configuration of the whole model to which an encoder belongs."""
     config = copy.deepcopy(encoder.config)
     config._attn_implementation = None
     config.is_encoder_decoder, config.architectures = True, None
@@ -202,5 +202,5 @@ def whole_config(encoder: Encoder) -> Any:
 
 
 def _full(values: Tensor) -> Tensor:
-    """Return values in float32; float64 stays float64."""
+    """Return values in float32, or in float64 if they are in float64."""
     return values if values.dtype == torch.float64 else values.float()

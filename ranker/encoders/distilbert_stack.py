@@ -1,4 +1,4 @@
-"""DistilBERT's embeddings and layers: BERT's without segments, and with dropout after the feed-forward block only."""
+"""DistilBERT's embeddings and layers: like BERT's, but without segments and without dropout after attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ranker.encoders.post_norm_stack import PostNormStack
 
 
 class DistilBertStack(PostNormStack):
-    """See `ranker.encoders.stack.Stack`."""
+    """DistilBERT's embeddings and layers; for the methods see `ranker.encoders.stack.Stack`."""
 
     dropouts_per_layer = 1
 
@@ -43,7 +43,7 @@ class DistilBertStack(PostNormStack):
         return LayerSettings(layer.attention.n_heads, layer.ffn.dropout.p, norm.eps)
 
     def embeddings_of(self, model: Any) -> Any:
-        """Return the embeddings with an additional segment table of zeros, which DistilBERT does not have."""
+        """Return the embeddings with a segment table of zeros added, since DistilBERT has no segments."""
         embeddings = model.embeddings
         words = embeddings.word_embeddings.weight
         segments = nn.Embedding.from_pretrained(torch.zeros_like(words[:1]))  # frozen
@@ -55,5 +55,5 @@ class DistilBertStack(PostNormStack):
         )
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the number of weights in a layer's matrices: queries, keys, values, output, both feed-forward ones."""
+        """Return the number of weights in a layer's six matrices: queries, keys, values, output, two feed-forward."""
         return 4 * config.dim**2 + 2 * config.dim * config.hidden_dim

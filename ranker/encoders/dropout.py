@@ -1,7 +1,8 @@
-"""Dropout by hash: the mask of a value depends on its place in the optimizer step, so it is the same on any hardware.
+"""Dropout by hash: the mask of a value depends only on its place in the optimizer step, so hardware does not matter.
 
-Each mask is a hash of (seed, row id, position, site in the model, column). Devices, micro-batches and the order of rows
-change nothing, no random state has to be stored, and a repeated pass has the same masks.
+Each mask is a hash of (seed, row id, position, site, column); a site is a place in the model that has dropout. So masks
+do not depend on devices, micro-batches and the order of rows, no random state has to be stored, and a repeated pass has
+the same masks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ def _int32(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-# multipliers of the 32-bit finaliser "lowbias32" (Chris Wellons, "Prospecting for Hash Functions", 2018)
+# multipliers of the 32-bit hash finaliser "lowbias32" (Chris Wellons, "Prospecting for Hash Functions", 2018)
 FIRST, SECOND = _int32(0x7FEB352D), _int32(0x846CA68B)
-# odd multipliers without a pattern for counters: 2^32 over the golden ratio, and two of xxHash's primes
+# odd multipliers that hide the pattern of counters: 2^32 divided by the golden ratio, and two of xxHash's primes
 COLUMN, POSITION, SITE = _int32(0x9E3779B1), _int32(0x85EBCA77), _int32(0xC2B2AE3D)
 
 
@@ -27,11 +28,11 @@ def dropout_hashes(seed: int | Tensor, row_ids: Tensor, position_ids: Tensor, si
     """Hash everything that a token's masks depend on, except the column.
 
     Args:
-        seed: Seed of the optimizer step, of which the lowest 64 bits count. A tensor int64 [] on the device where the
-            seed must not be a constant (CUDA graphs).
-        row_ids: Number of each token's row within the step, int64 [tokens].
+        seed: Seed of the optimizer step; the lowest 64 bits count. It is a tensor int64 [] on the device if it must not
+            become a constant (CUDA graphs).
+        row_ids: Id of each token's row within the step, int64 [tokens].
         position_ids: Position of each token in its row, int64 [tokens].
-        sites: Number of places in the model that have dropout.
+        sites: Number of sites of the model.
 
     Returns:
         int32 [sites, tokens]
@@ -44,37 +45,37 @@ def dropout_hashes(seed: int | Tensor, row_ids: Tensor, position_ids: Tensor, si
 
 
 def column_hashes(columns: int, device: torch.device) -> Tensor:
-    """Return what the masks of each column add to a token's hash, int32 [columns]; products wrap around."""
+    """Return the number that is added to a token's hash for each column, int32 [columns]; products wrap around."""
     return torch.arange(columns, dtype=torch.int32, device=device) * COLUMN
 
 
 def hashed_dropout(values: Tensor, hashes: Tensor, rate: float, columns: Tensor | None = None) -> Tensor:
-    """Set a share of `rate` of the values to 0 and scale the others so that the mean stays.
+    """Set a share of `rate` of the values to 0, and scale the others so that the mean does not change.
 
     Args:
         values: [tokens, dim].
         hashes: One row of `dropout_hashes`, int32 [tokens].
         rate: Probability of dropping a value, at least 0 and below 1.
-        columns: `column_hashes`. Needed where torch.compile takes the width as a variable: in torch 2.11 such code for
-            CUDA counts columns in int64, where products do not wrap around.
+        columns: Result of `column_hashes`. It is needed if torch.compile makes the width a variable: compiled code of
+            torch 2.11 for CUDA then counts columns in int64, in which products do not wrap around.
 
     Returns:
         [tokens, dim]
     """
     if columns is None:
         columns = column_hashes(values.shape[1], values.device)
-    # the highest bits decide; the finaliser's last shift improves only the lowest, so it is left out
+    # the highest bits decide; the finaliser's last shift improves only the lowest bits, so it is left out
     kept = _finalise(hashes.unsqueeze(1) + columns, last_shift=False) >= threshold(rate)
     return values * kept * (1 / (1 - rate))
 
 
 def threshold(rate: float) -> int:
-    """Return the lowest int32 hash at which a value is kept."""
+    """Return the lowest hash (int32) at which a value is kept."""
     return round(rate * 2**32) - 2**31
 
 
 def _finalise(bits: Tensor, last_shift: bool = True) -> Tensor:
-    """Apply lowbias32 in place: each bit of the result depends on all bits of the argument.
+    """Apply lowbias32 in place; each bit of the result depends on all bits of the argument.
 
     Args:
         bits: int32; products wrap around.
@@ -82,19 +83,19 @@ def _finalise(bits: Tensor, last_shift: bool = True) -> Tensor:
     """
     for shift, multiplier in ((16, FIRST), (15, SECOND)):
         shifted = bits >> shift
-        shifted &= (1 << (32 - shift)) - 1  # int32's shift repeats the sign
+        shifted &= (1 << (32 - shift)) - 1  # the shift of an int32 fills with the sign bit
         bits ^= shifted
         bits *= multiplier
     return bits ^ ((bits >> 16) & 0xFFFF) if last_shift else bits
 
 
 class HashedDropout(nn.Dropout):
-    """Dropout of a transformers model by hash: takes the place of its `nn.Dropout` modules.
+    """Dropout by hash, which replaces an `nn.Dropout` module of a transformers model.
 
     Args:
         rate: Probability of dropping a value.
-        sites: Numbers of this module's places in the model, one per call in a forward pass.
-        source: Holds the hashes of the running forward pass.
+        sites: Indices of this module's sites, one for each call in a forward pass.
+        source: Object that returns the hashes of the running forward pass.
     """
 
     def __init__(self, rate: float, sites: list[int], source: HashSource) -> None:
@@ -102,7 +103,7 @@ class HashedDropout(nn.Dropout):
         self.sites, self.source = sites, source
 
     def forward(self, values: Tensor) -> Tensor:
-        """Drop values [..., dim]; outside of the encoder's forward pass, as `nn.Dropout`."""
+        """Drop values [..., dim]. Outside of the encoder's forward pass, do the same as `nn.Dropout`."""
         if not self.training or self.p == 0:
             return values
         found = self._hashes(values)
@@ -118,7 +119,7 @@ class HashedDropout(nn.Dropout):
 
 
 class HashSource(Protocol):
-    """Gives dropout modules the hashes of the running forward pass."""
+    """Return the hashes of the running forward pass to dropout modules."""
 
     def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
         """Return the hashes of a module's next call, int32 [product of `shape`]; None outside of a forward pass."""

@@ -1,8 +1,8 @@
-"""Word, position and segment embeddings: one kernel for all, and deterministic gradients of small tables on CUDA.
+"""Word, position and segment embeddings: one kernel for all of them, and deterministic gradients on CUDA.
 
-Where many tokens share few rows of a table, torch sums gradients on CUDA with atomics (`embedding_dense_backward` of
-torch 2.11). Their order may differ between runs, and with it the last bits. The functions here sum in a fixed order.
-Word tables have many rows; torch sorts their gradients and sums them in order.
+If many tokens read few rows of a table, torch sums gradients on CUDA with atomics (`embedding_dense_backward` of torch
+2.11). The order of the sum, and with it the last bits, may differ between runs. The functions here sum in a fixed
+order. They are not needed for word tables, which have many rows: torch sorts their gradients and sums them in order.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ try:
 except ImportError:  # no Triton
     kernel = None  # type: ignore[assignment]
 
-GROUP_ROWS = 256  # rows of a batch that are summed one after another; groups are summed in parallel
-SMALL_TABLE = 4  # rows of a table up to which each row's gradient is one sum over all tokens
+GROUP_ROWS = 256  # rows of a batch that are summed one after another; groups of rows are summed in parallel
+SMALL_TABLE = 4  # for a table of at most this many rows, the gradient of each row is one sum over all tokens
 
 
 def position_embedding(table: nn.Embedding, layout: RaggedLayout, first_position: int) -> Tensor:
@@ -53,7 +53,7 @@ def segment_embedding(table: nn.Embedding, segments: Tensor) -> Tensor:
 
 
 class EmbeddingInputs(NamedTuple):
-    """Inputs of `fused_embedding` that are not weights.
+    """Arguments of `fused_embedding` that are not weights.
 
     Args:
         layout: Layout of the tokens.
@@ -73,11 +73,11 @@ class EmbeddingInputs(NamedTuple):
 
 
 def fused_embedding(embeddings: Any, inputs: EmbeddingInputs) -> Tensor:
-    """Look up words, positions and segments, add them, and apply norm and dropout, in one kernel.
+    """Look up words, positions and segments, add them, and apply norm and dropout; all in one kernel.
 
     Args:
-        embeddings: A BERT's embedding module, whose segment table has at most `SMALL_TABLE` rows.
-        inputs: What to look up, and dropout.
+        embeddings: The embedding module of a BERT, whose segment table has at most `SMALL_TABLE` rows.
+        inputs: The ids to look up, and the dropout.
 
     Returns:
         [tokens, dim] in `inputs.dtype`.
@@ -99,13 +99,13 @@ def fused_embedding(embeddings: Any, inputs: EmbeddingInputs) -> Tensor:
 def fused_word_embedding(
     words: nn.Embedding, norm: nn.LayerNorm, tokens: Tensor, dropout: tuple[Tensor | None, float], dtype: torch.dtype
 ) -> Tensor:
-    """Look up words, and apply norm and dropout, in one kernel.
+    """Look up words, and apply norm and dropout; all in one kernel.
 
     Args:
         words: Word table.
-        norm: The norm, without a shift.
+        norm: The norm, which has no shift.
         tokens: Token ids, int64 [tokens].
-        dropout: Dropout hashes, int32 [tokens], or None, and the rate.
+        dropout: Dropout hashes, int32 [tokens] (None: no dropout), and the rate.
         dtype: Precision of the result.
 
     Returns:
@@ -116,13 +116,13 @@ def fused_word_embedding(
 
 
 def position_sums(values: Tensor, layout: RaggedLayout, num_positions: int) -> Tensor:
-    """Sum the values at the same position of each row, in float32 or float64.
+    """Sum the values of tokens at the same position of their rows, in float32 or float64.
 
     Args:
         values: [tokens, dim].
         layout: Layout of the tokens.
-        num_positions: Upper bound of the row lengths of all batches: a CUDA graph is also replayed with batches that
-            have longer rows than the captured one.
+        num_positions: Upper bound of the row lengths of all batches. The bound must not depend on this batch, because
+            a CUDA graph is also replayed with batches of longer rows than the captured one.
 
     Returns:
         [num_positions, dim]
@@ -213,7 +213,7 @@ class _FusedWords(torch.autograd.Function):
 
 
 def _word_gradient(grad: Tensor, token_ids: Tensor, words: Tensor, padding_id: int | None) -> Tensor:
-    """Return the gradient of the word table, [words, dim], from those of the lookups, float32 [tokens, dim]."""
+    """Return the gradient of the word table, [words, dim], from the gradients of lookups, float32 [tokens, dim]."""
     padding = -1 if padding_id is None else padding_id
     return torch.ops.aten.embedding_dense_backward(grad, token_ids, len(words), padding, False).to(words.dtype)
 

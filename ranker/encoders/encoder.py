@@ -1,4 +1,4 @@
-"""The encoder: ragged token batches to hidden states, for any Hugging Face encoder."""
+"""The encoder turns ragged token batches into hidden states, for any Hugging Face encoder."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TokenCounts:
-    """What the training passes of an encoder computed, in tokens.
+    """Numbers of tokens that the training passes of an encoder computed.
 
     Args:
-        computed_tokens: Tokens that the layers worked on, padding included.
-        last_layer_tokens: Real tokens that went through the last layer's weights.
+        computed_tokens: Number of tokens that went through the layers, padding included.
+        last_layer_tokens: Number of real tokens that went through the last layer's weights.
     """
 
     computed_tokens: int = 0
@@ -46,15 +46,15 @@ class TokenCounts:
 
 
 class Encoder(nn.Module):
-    """Turn ragged token batches into states, one vector per token.
+    """Turn ragged token batches into states: one vector for each token.
 
     Every family runs on the fastest path that gives a row the same states as if it were the only row (`path`):
 
     - `bert`, `distilbert`, `modernbert`: layers of this package, without padding (`ragged_forward`), for families with
       these layers (`Family.layers`);
-    - `packed`: transformers' own forward on one row that holds all texts, without padding;
-    - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
-    - `by_length`: the same on groups of equal length, for families whose states depend on padding.
+    - `packed`: transformers' own forward pass on one row that contains all texts, without padding;
+    - `padded`: transformers' own forward pass on groups of rows of near lengths, each padded to its longest row;
+    - `by_length`: the same on groups of rows of equal length, for families whose states depend on padding.
 
     The paths of the first item are fixed by `Family.layers`; a measurement chooses among the others (`traits`). On CUDA
     in half precision, attention also runs without padding; it then applies no attention dropout.
@@ -62,19 +62,19 @@ class Encoder(nn.Module):
     Args:
         model: The transformers model, without its pooler.
         tokenizer: Its fast tokenizer.
-        execution: Options of execution.
+        execution: How the encoder computes.
 
     Attributes:
-        path: See above.
-        token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
-        source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
-        adapter: Folder of an adapter that was added to these weights; None: none was.
+        path: The path, one of the names above.
+        token_counts: Token counts of the training passes since the last reset, see `TokenCounts`.
+        source: Folder or hub id of the weights; None: they are random, or were not loaded by `load_encoder`.
+        adapter: Folder of an adapter that was added to these weights; None: no adapter was added.
         layer_drop: Probability with which a training step leaves out a layer, see `layers_to_skip`.
-        dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
+        dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws a seed.
 
     Raises:
         CheckpointError: The model cannot run even a single row alone.
-        ConfigError: An option requires what the family does not have.
+        ConfigError: The family does not support an option.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Encoder(nn.Module):
             quantized.aware(model)
 
     def run_by_transformers(self) -> None:
-        """Run transformers' own forward on the path that a measurement finds.
+        """Run transformers' own forward pass, on the path that a measurement finds.
 
-        Sharded layers and products in fp8 need this: their weights can only be used by calling the layer's module.
+        Sharded layers and products in fp8 need this, because their weights can only be used by calling their module.
         """
         model, tokenizer, execution = self.model, self.tokenizer, self.execution
         words: Any = model.get_input_embeddings().weight
@@ -128,10 +128,10 @@ class Encoder(nn.Module):
         """Switch the linear layers to 8 bits, for inference only.
 
         Args:
-            kind: `int8` (on a CPU) or `fp8` (on CUDA; layers of this package then run through transformers' forward).
+            kind: `int8` on a CPU, or `fp8` on CUDA. With fp8, layers run through transformers' own forward pass.
 
         Raises:
-            ConfigError: The model has adapters, or layers of sizes that fp8 products do not take.
+            ConfigError: The model has adapters, or the size of a layer is not supported by fp8 products.
         """
         if has_adapter(self.model):
             raise ConfigError(
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
 
     @property
     def path(self) -> str:
-        """How batches run: `bert`, `distilbert`, `modernbert`, `packed`, `padded` or `by_length`."""
+        """The path of batches: `bert`, `distilbert`, `modernbert`, `packed`, `padded` or `by_length`."""
         return self._traits.path
 
     @property
@@ -156,7 +156,7 @@ class Encoder(nn.Module):
 
     @property
     def by_transformers(self) -> bool:
-        """Whether layers run through transformers' own forward."""
+        """Whether layers run through transformers' own forward pass."""
         return self._forward is not None
 
     @property
@@ -181,14 +181,14 @@ class Encoder(nn.Module):
 
     @property
     def max_tokens(self) -> int:
-        """Longest sequence that the position table has room for, special tokens included."""
+        """Number of tokens of the longest sequence for which the model has positions, special tokens included."""
         return max_positions(self.config, self.model)
 
     def drop_layers(self, rate: float) -> None:
-        """Leave out each layer but the last with this probability in a training step.
+        """In each training step, leave out every layer except the last one with this probability.
 
         Raises:
-            ConfigError: The rate is out of range, or the family's layers are run by transformers.
+            ConfigError: The rate is out of range, or transformers runs the layers of the family.
         """
         if not 0 <= rate < 1:
             raise ConfigError(f"encoder.layer_drop: expected at least 0 and below 1, got {rate}")
@@ -200,7 +200,7 @@ class Encoder(nn.Module):
         self.layer_drop = rate
 
     def make_first_token_global(self) -> None:
-        """Let each row's first token attend to all its tokens, and all of them to it, despite windows (Longformer)."""
+        """Let the first token and the other tokens of a row attend to each other, despite windows (Longformer)."""
         self._first_token_is_global = True
         for name, weight in self.model.named_parameters():
             if "_global." in name:
@@ -213,7 +213,7 @@ class Encoder(nn.Module):
     def pooled(self, batch: TokenBatch, pooling: str) -> Tensor:
         """Return one vector per row, [rows, dim]: the last layer's states, pooled (`pool`).
 
-        For `cls` the last layer computes the first tokens' states alone where it can: 8 % fewer FLOPs for BERT-base.
+        For `cls`, the last layer computes only the first tokens' states if it can: 8 % fewer FLOPs for BERT-base.
 
         Args:
             batch: The batch.
@@ -232,7 +232,7 @@ class Encoder(nn.Module):
             layer: Number of layers to run, from 1.
 
         Returns:
-            None where the encoder can't leave out the layer's other tokens and the layers above.
+            The states, or None if the encoder can't compute first tokens alone after this layer.
         """
         if not (self.resumes and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
             return None
@@ -240,9 +240,9 @@ class Encoder(nn.Module):
         return last(self._run(batch, Output.FIRST_TOKENS, skipped=above))[: batch.num_rows].to(self.model.dtype)
 
     def last_of_groups(self, batch: TokenBatch, sizes: Sequence[int]) -> Tensor:
-        """Return the last layer's state of each row's last token, [rows, dim]; a common prefix is computed once.
+        """Return the last layer's state of each row's last token, [rows, dim]; a group's common prefix runs only once.
 
-        In training, dropout masks of a prefix are those of the first row of its group.
+        In training, the dropout masks of a prefix are those of the first row of its group.
 
         Args:
             batch: The batch.
@@ -259,22 +259,24 @@ class Encoder(nn.Module):
     def layers(self, batch: TokenBatch, begin: Begin | None = None) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
-        Layers run when they are read: stop early to skip the rest (not in transformers' own forward).
+        A layer runs when its states are read: stop early to skip the rest (not in transformers' own forward pass).
 
         Args:
             batch: The batch.
-            begin: A layer and the states after it, which are yielded first, in place of the embeddings; only where
-                `resumes` is true.
+            begin: A layer, and states after it. These states are yielded first, in place of the embeddings. Only
+                possible if `resumes` is true.
         """
         for states in self._run(batch, Output.ALL_LAYERS, begin=begin):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
     def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
-        """Return the states [tokens, dim] that `lower(l)` would return, for each number l in `layers`, ascending.
+        """Return the states after each of these numbers of layers, [tokens, dim] each, ascending by this number.
+
+        They are the states that `lower(number)` would return.
 
         Args:
             batch: The batch.
-            layers: The numbers l, from 0 (the embeddings) to `num_layers`.
+            layers: The numbers of layers, from 0 (the embeddings) to `num_layers`.
         """
         found, norm = [], final_norm(self.model, self.num_layers)
         for number, states in enumerate(self.layers(batch)):
@@ -283,13 +285,13 @@ class Encoder(nn.Module):
         return found
 
     def lower(self, layers: int) -> Encoder:
-        """Return an encoder of the lower layers, which shares the weights.
+        """Return an encoder of the lower layers, which shares the weights of this encoder.
 
         Args:
             layers: Number of layers to keep.
 
         Raises:
-            ConfigError: The encoder has fewer, or its layers are not in one list.
+            ConfigError: The encoder has fewer layers, or its layers are not in one list.
         """
         lower: Encoder = with_lower_layers(self, layers)
         lower._traits = replace(self._traits, num_layers=layers)
@@ -302,15 +304,15 @@ class Encoder(nn.Module):
             batch: The batch.
 
         Returns:
-            States [tokens, dim] and attention weights [tokens, heads, longest row], which are 0 for keys outside of the
-            token's row.
+            States [tokens, dim], and attention weights [tokens, heads, longest row], which are 0 for keys outside of
+            the token's row.
 
         Raises:
-            ConfigError: The encoder runs without padding, where attention weights are not computed, or its family does
-                not return them.
+            ConfigError: The encoder runs without padding and does not compute attention weights, or its family does not
+                return them.
         """
         if self.ragged:
-            raise ConfigError("encoder.ragged: expected false where attention weights are read, got true")
+            raise ConfigError("encoder.ragged: expected false to read attention weights, got true")
         found = list(self._run(batch, Output.ATTENTION))
         count = self.num_layers
         if len(found) != 2 * count + 1:
@@ -331,7 +333,7 @@ class Encoder(nn.Module):
         begin: Begin | None = None,
         skipped: frozenset[int] = frozenset(),
     ) -> Iterator[Tensor]:
-        """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
+        """Yield the states of a forward pass (see `ForwardPass`), and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
             if self.layer_drop and self.training:
@@ -345,14 +347,14 @@ class Encoder(nn.Module):
                 forward = self._forward.packed(self.model, request, self.execution.compile)
             else:
                 forward = self._forward.padded(self.model, request, 1.0 if self.path == "by_length" else NEAR)
-        # a pass without gradients, as GradCache's first one, is repeated later and counted then
+        # a pass without gradients, such as the first pass of GradCache, is repeated later and counted then
         if self.training and torch.is_grad_enabled():
             self.token_counts.computed_tokens += forward.computed_tokens
             self.token_counts.last_layer_tokens += batch.num_rows if output is Output.FIRST_TOKENS else batch.num_tokens
         yield from forward.states
 
     def _mask_seed(self) -> int | None:
-        """Return the seed of this pass's dropout masks; None if no dropout is on."""
+        """Return the seed of this pass's dropout masks; None if dropout is off."""
         dropouts = (module for module in self.model.modules() if isinstance(module, HashedDropout))
         if not any(module.p for module in dropouts if module.training):
             return None

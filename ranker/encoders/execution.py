@@ -1,4 +1,4 @@
-"""How an encoder computes: all options in one object, so none is lost when an encoder is built, saved or copied."""
+"""How an encoder computes. All options are in one object, so none is lost when an encoder is built, saved or copied."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from ranker.errors import ConfigError
 
 @dataclass(frozen=True)
 class Execution:
-    """Options of execution. They change the speed; results change by rounding only.
+    """Options that change how fast an encoder computes. They change results only by rounding, if not said otherwise.
 
     Args:
-        ragged: Run without padding if the family can; False runs transformers' own forward over padded rows.
-        compile: Compile layers on CUDA in half precision that are not `fused`. `auto`: if the tools are available;
+        ragged: Run without padding if the family can. False: run transformers' own forward pass over padded rows.
+        compile: Compile layers on CUDA in half precision, unless they run `fused`. `auto`: if the tools are available;
             True: required.
-        attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short if it supports the sizes).
+        attention: Attention kernel on CUDA in half precision: `short` (this package's), `library` (torch's), or `auto`
+            (short if it supports the sizes).
         fused: Run embeddings and layers through this package's kernels on CUDA in half precision. `auto`: if they
-            support the batch (Triton, GELU, rows that the short kernel takes); True: Triton and GELU are required.
-        graphs: Replay training passes through these kernels as CUDA graphs. `auto`: micro-batches that are small enough
-            to gain from it; True: all.
-        checkpointing: Compute the activations of each layer again in the backward pass, in place of storing them: a
-            third more work for a fraction of the memory.
-        share_prefix: For `LMReranker`: compute only once the tokens with which the prompts of a query's docs all begin.
-            Dropout masks of these tokens are then those of the query's first doc.
+            support the batch (Triton, GELU, rows that the short kernel supports); True: Triton and GELU are required.
+        graphs: Replay training passes through these kernels as CUDA graphs. `auto`: only for micro-batches small enough
+            to gain from it; True: for all.
+        checkpointing: Recompute the activations of each layer in the backward pass instead of storing them: a third
+            more work for a fraction of the memory.
+        share_prefix: For `LMReranker`: if the prompts of a query's docs begin with the same tokens, compute these only
+            once. Their dropout masks are then those of the query's first doc.
         quantize_aware: Round the weights and inputs of linear layers to int8 in each forward pass, as int8 inference
-            does (`ranker.encoders.quantized`). This changes results by more than rounding to full precision does.
-        trust_remote_code: Whether code that comes with weights may run; never read from a stored configuration.
+            does (`ranker.encoders.quantized`). This changes results by more than rounding in full precision.
+        trust_remote_code: Whether to allow running code that comes with weights. Never read from a stored
+            configuration.
 
     Raises:
         ConfigError: An option has an unknown value.
@@ -57,7 +59,7 @@ class Execution:
 
     @classmethod
     def of(cls, encoder: Mapping[str, Any]) -> Execution:
-        """Return the options in the `encoder` node of a configuration; missing ones have their defaults.
+        """Return the options in the `encoder` node of a configuration; missing options have their defaults.
 
         >>> Execution.of({"name": "tiny", "graphs": False}).graphs, Execution.of({}).graphs
         (False, 'auto')

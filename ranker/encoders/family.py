@@ -1,8 +1,9 @@
-"""Facts about encoder families: one file per family in ranker/encoders/families/, named after its `model_type`.
+"""Properties of encoder families: one file per family in ranker/encoders/families/, named after its `model_type`.
 
-A file holds one `FAMILY = Family(...)`. `families` reads the folder, so a new family is one new file, and no list
-changes (docs/add_an_encoder_family.md). A family without a file still works: `family_of` returns the defaults of
-`Family`, so it runs through transformers' own forward, and `first_position` reads the position offset from the model.
+A file contains one `FAMILY = Family(...)`. `families` reads the folder, so a new family is one new file, and no list
+has to change (docs/add_an_encoder_family.md). A family without a file works, too: it has the defaults of `Family`
+(`family_of`). It runs through transformers' own forward pass, and `first_position` reads its position offset from the
+model.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from transformers import PretrainedConfig
 
 from ranker.encoders import families as folder
 
-UNLIMITED = 10**6  # positions of a model whose configuration states no limit
+UNLIMITED = 10**6  # number of positions of a model whose configuration states no limit
 
 
 @dataclass(frozen=True)
 class ClassifierLayers:
-    """Where transformers' sequence classification model of a family keeps its two layers.
+    """Names of the two layers in transformers' sequence classification model of a family.
 
-    Only for classifiers that compute `output(tanh(dense(first token)))`, which `ranker.export` reads and writes.
+    Only for classifiers that compute `output(tanh(dense(first token)))`; `ranker.export` reads and writes them.
 
     Args:
-        dense: Path of the dense layer before tanh, as `get_submodule` takes it.
+        dense: Path of the dense layer before tanh, an argument of `get_submodule`.
         output: Path of the layer that returns the logits.
     """
 
@@ -39,26 +40,28 @@ class ClassifierLayers:
 
 @dataclass(frozen=True)
 class Family:
-    """Facts about the models of one `model_type`. The defaults are safe for every family.
+    """Properties of the models of one `model_type`. The defaults are safe for every family.
 
     Args:
         model_type: The family's `model_type` in transformers.
-        layers: The module names and the computation of the model's layers, which this package can run without padding.
-            `bert`: `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, ..., absolute positions,
-            post-norm layers. `distilbert`: the same without segments, as `transformer.layer.0.attention.q_lin`, ....
-            `modernbert`: `embeddings.tok_embeddings`, `layers.0.attn.Wqkv`, ..., rotary positions, pre-norm layers.
-            None: the model runs through transformers' own forward.
-        positions_after_padding: Position ids start at `pad_token_id + 1`, as in RoBERTa, so 514 positions are enough
-            for 512 tokens. False: they start at 0. None: unknown; `first_position` reads the offset from the model.
-        reads_single_segment: The model looks up token type ids even if `type_vocab_size` is 1, so an id of 1 would
-            be outside its table. False: a model with one token type ignores the ids.
+        layers: Kind of the model's layers, if this package can run them without padding. The kind determines module
+            names and computation. `bert`: `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, ...,
+            absolute positions, post-norm layers. `distilbert`: the same without segments, with names such as
+            `transformer.layer.0.attention.q_lin`. `modernbert`: `embeddings.tok_embeddings`, `layers.0.attn.Wqkv`, ...,
+            rotary positions, pre-norm layers. None: the model runs through transformers' own forward pass.
+        positions_after_padding: Whether position ids start at `pad_token_id + 1`, as in RoBERTa, which needs 514
+            positions for 512 tokens. False: they start at 0. None: unknown; `first_position` reads the offset from the
+            model.
+        reads_single_segment: Whether the model looks up token type ids even if `type_vocab_size` is 1, so that an id of
+            1 would be outside its table. False: a model with one token type ignores the ids.
         classifier: Layers of the family's sequence classification model; None if it computes something else.
-        path: The path of transformers' own forward, see `ranker.encoders.traits.Traits`. None: it is measured.
-        why_padded: Why this path is not `packed`, for the log.
-        refused: Why models of the family can't be trained; empty if they can.
-        config_changes: Values of configuration keys to set before a model is built.
-        window_excess: Tokens that attention reaches beyond the `sliding_window` that its modules pass to its function.
-        frozen: Parts of names of weights that no state depends on; DDP expects a gradient of all trained weights.
+        path: Path of transformers' own forward pass, see `ranker.encoders.traits.Traits`. None: it is measured.
+        why_padded: Reason for the log why this path is not `packed`.
+        refused: Reason why models of the family can't be trained; empty if they can.
+        config_changes: Configuration values to set before a model is built.
+        window_excess: How many tokens further attention reaches than the `sliding_window` that modules pass to it.
+        frozen: Parts of names of weights on which no state depends. They are frozen, because DDP expects a gradient for
+            each trained weight.
     """
 
     model_type: str
@@ -76,7 +79,7 @@ class Family:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Return the facts of all families in this folder by `model_type`."""
+    """Return `model_type` -> properties, for all families in the folder."""
     modules = [
         importlib.import_module(f"{folder.__name__}.{module.name}") for module in pkgutil.iter_modules(folder.__path__)
     ]
@@ -84,7 +87,7 @@ def families() -> Mapping[str, Family]:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """Return the facts of a configuration's family; the defaults of `Family` if the folder has no file for it."""
+    """Return the properties of a configuration's family; the defaults of `Family` if there is no file for it."""
     return families().get(config.model_type, Family(config.model_type))
 
 
@@ -93,8 +96,8 @@ def first_position(config: PretrainedConfig, model: nn.Module | None = None) -> 
 
     Args:
         config: The model's configuration.
-        model: The model. For a family without a file the offset is read from it: a table `position_embeddings` with a
-            padding row, as in RoBERTa, starts after that row. None: the offset of an unknown family is taken as 0.
+        model: The model, needed for a family without a file. A table `position_embeddings` with a padding row, as in
+            RoBERTa, gives an offset of this row + 1. None: the offset of an unknown family is 0.
     """
     after_padding = family_of(config).positions_after_padding
     if after_padding is not None:
@@ -107,7 +110,7 @@ def first_position(config: PretrainedConfig, model: nn.Module | None = None) -> 
 
 
 def max_positions(config: PretrainedConfig, model: nn.Module | None = None) -> int:
-    """Return the longest sequence that a model takes, in tokens (PC-43: RoBERTa's 514 positions take 512 tokens).
+    """Return the largest number of tokens of a sequence (PC-43: RoBERTa's 514 positions allow 512 tokens).
 
     Args:
         config: The model's configuration.

@@ -1,4 +1,4 @@
-"""Checks that a model, its tokenizer and its layout of texts fit together, made when they are loaded."""
+"""Check at loading that a model, its tokenizer and its layout of texts fit together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-HALF_TOLERANCE = 0.05  # as `TOLERANCE`, for weights in half precision
+HALF_TOLERANCE = 0.05  # like `TOLERANCE`, for weights in half precision
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
-    """Refuse a padding id outside the embedding table, before a model is built.
+    """Refuse a padding id outside the embedding table. Call this before the model is built.
 
     Args:
         config: The model's configuration.
@@ -42,10 +42,10 @@ def check_config(config: PretrainedConfig, where: str) -> None:
 def check_tokens(encoder: Any) -> None:
     """Refuse an encoder whose tokenizer gives ids outside the embedding table.
 
-    Special tokens may be outside if no text contains them and no layout uses them.
+    A special token may be outside if no text contains it and no layout uses it.
 
     Args:
-        encoder: An `Encoder`, just loaded.
+        encoder: An `Encoder` that has just been loaded.
 
     Raises:
         CheckpointError: An id is outside the table.
@@ -70,7 +70,7 @@ def check_tokens(encoder: Any) -> None:
         token = max(outside, key=outside.__getitem__)
         raise CheckpointError(
             f"{where}: expected token ids below {rows}, the rows of the embedding table, got {len(tokenizer)} tokens "
-            f"with ids up to {outside[token]} ({token!r}); take the tokenizer that belongs to the model, or resize the "
+            f"with ids up to {outside[token]} ({token!r}); use the tokenizer that belongs to the model, or resize the "
             "table (resize_token_embeddings)"
         )
 
@@ -80,8 +80,8 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
 
     Args:
         encoder: An `Encoder`.
-        texts: 2 for a pair in one sequence, 1 for a text by itself.
-        pooling: Pooling of the sequence; `cls` needs a special token at its start.
+        texts: 2 for a pair in one sequence, 1 for a single text.
+        pooling: Pooling of the sequence; `cls` needs a special token at the start.
 
     Raises:
         CheckpointError: Special tokens are missing, a segment id has no embedding, or the positions leave no room for
@@ -90,11 +90,11 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
-    # the layout of a trained bi-encoder, which is not from `load_encoder`, stays as it is
+    # a trained bi-encoder, which `load_encoder` has not loaded, keeps its layout
     unended = not template.specials[1] if texts == 2 else not template.num_special and encoder.source is not None
     if unended and _end_texts(encoder):
         template = Template.of(encoder.tokenizer, texts)
-        log.info("%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1])
+        log.info("%s: the tokenizer adds no special tokens, so texts now end with %s", where, template.specials[-1])
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
@@ -109,23 +109,23 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     if reads_segments and max(template.segments) >= segments:
         raise CheckpointError(
             f"{where}: expected segment ids below type_vocab_size={segments}, got {max(template.segments)} from the "
-            f"tokenizer's layout of {texts} texts; take the tokenizer that belongs to the model"
+            f"tokenizer's layout of {texts} texts; use the tokenizer that belongs to the model"
         )
     if encoder.max_tokens < template.num_special + texts:
         raise CheckpointError(
             f"{where}: expected positions for at least {template.num_special + texts} tokens, got {encoder.max_tokens} "
-            f"(max_position_embeddings={config.max_position_embeddings}); take another encoder"
+            f"(max_position_embeddings={config.max_position_embeddings}); use another encoder"
         )
 
 
 def check_shared_prefix(encoder: Any) -> None:
-    """Refuse an encoder whose rows can't share a prefix; a forward pass over two rows tests this.
+    """Refuse an encoder whose rows can't share a prefix, which a forward pass over two rows tests.
 
     Args:
         encoder: An `Encoder`.
 
     Raises:
-        ConfigError: The family is not causal, its rows are not packed, or its states differ.
+        ConfigError: The family is not causal, its rows are not packed, or a shared prefix changes its states.
     """
     why = "" if encoder.path == "packed" else "whose rows are not packed"
     if not why and not is_causal(encoder.model):
@@ -159,7 +159,7 @@ def _end_texts(encoder: Any) -> bool:
     if token is None:
         return False
     before, after = (old.convert_ids_to_tokens(list(ids)) for ids in Template.of(old, 1).specials)
-    # the tokenizer classes of some families would build their own layout again, at each call and after loading
+    # the tokenizer classes of some families would restore their own layout at each call and after loading
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=copy.deepcopy(old.backend_tokenizer),
         model_max_length=old.model_max_length,

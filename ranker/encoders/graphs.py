@@ -1,9 +1,9 @@
 """CUDA graphs of the encoder's training pass, for small micro-batches.
 
-A pass through BERT-base is hundreds of kernel launches. For a hundred pairs the processor needs longer to launch them
-than the card to run them. A graph replays all launches of a forward or a backward pass as one. It is bound to its sizes
-and to the memory that it reads and writes. So micro-batches are rounded up to few sizes (`rounding`), a graph is
-captured after its sizes have occurred some times, and inputs and outputs are copied.
+A pass through BERT-base launches hundreds of kernels. For a hundred pairs, the CPU needs longer to launch them than the
+GPU to run them. A graph replays all launches of a forward or a backward pass as one. A graph works only for the sizes
+and the memory addresses with which it was captured. So micro-batches are rounded up to few sizes (`rounding`), a graph
+is captured after its sizes have occurred several times, and inputs and outputs are copied.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ranker.types import TokenBatch
 
 MAX_GRAPHS = 64
 ROW_MULTIPLE = 16  # the number of rows is rounded up to a multiple of this
-# `graphs=auto` replays only passes whose number of tokens times number of weights is at most this. In larger ones the
-# GPU's work takes longer than the launches of its kernels (see docs/performance.md)
+# `graphs=auto` replays only passes for which tokens times weights is at most this number. In larger passes, the GPU's
+# work takes longer than the kernel launches (docs/performance.md).
 MAX_SMALL_PASS = 2e12
 
 Body = Callable[[TokenBatch, Tensor], Tensor]  # (batch, seed int64 []) -> states
 
 
 def rounding(tokens: int) -> int:
-    """Return the multiple to which a number of tokens is rounded up: sixteen sizes between powers of two.
+    """Return the multiple to which a number of tokens is rounded up: there are sixteen sizes between powers of two.
 
     >>> rounding(3), rounding(500), rounding(5_000), rounding(11_000)
     (64, 64, 256, 512)
@@ -42,17 +42,16 @@ def rounding(tokens: int) -> int:
 class Graphs:
     """The captured passes of one encoder.
 
-    Usually a forward pass is followed by its backward pass before the next one begins, so all graphs share one memory
-    pool. If a second pass begins before the first has ended, as when one loss compares queries and docs, it uses
-    another pool.
+    Usually a forward pass is followed by its backward pass before the next forward pass begins, so all graphs share one
+    memory pool. If a second pass begins earlier, as when one loss compares queries and docs, it uses another pool.
 
     Args:
-        sightings: How often sizes must occur before they are captured.
+        sightings: How often sizes must occur before a pass of these sizes is captured.
     """
 
     def __init__(self, sightings: int = 3) -> None:
         self._sightings = sightings
-        self.why_off = ""  # why no more graphs are captured; empty while they are
+        self.why_off = ""  # why no more graphs are captured; empty while graphs are captured
         self._seen: Counter[Hashable] = Counter()
         self._weights: tuple[Any, ...] = ()  # memory address and requires_grad of each weight
         self._forget()
@@ -60,27 +59,27 @@ class Graphs:
     def _forget(self) -> None:
         self._captured: dict[Hashable, _Pass] = {}
         self._flat: Tensor | None = None  # gradients of all weights, overwritten by every backward pass
-        self._stream: Any = None  # of all captures: a pool's memory belongs to one stream
+        self._stream: Any = None  # stream of all captures, because the memory of a pool belongs to one stream
         self._pools: list[Any] = []
         self._busy: list[weakref.ref[_Lease]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy the settings only: a copy has captured nothing."""
+        """Copy only the settings, because a copy has captured nothing."""
         return Graphs, (self._sightings,)
 
     def __call__(self, body: Body, batch: TokenBatch, seed: int, model: nn.Module, kind: Hashable) -> Tensor | None:
         """Return the body's states, differentiable by the model's parameters; None if there is no graph (yet).
 
-        Passes without gradients get no graph. They may run other kernels than training does, so the graph of a training
+        Passes without gradients get no graph. They may run other kernels than training does, so a graph of a training
         pass would change the last bits of their results.
 
         Args:
             body: The function to capture. It must not synchronise with the host, must read only its arguments and the
                 model's weights, and must not depend on the batch's maximum length.
-            batch: Argument of the body; its sizes should occur again.
+            batch: Argument of the body. Its sizes should occur again.
             seed: Argument of the body.
-            model: Module that the body takes its weights from.
-            kind: Everything else that the launches depend on, besides the batch's sizes and the model's weights.
+            model: Module whose weights the body uses.
+            kind: Everything else on which the launches depend, apart from the batch's sizes and the model's weights.
         """
         weights = list(model.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
@@ -126,7 +125,7 @@ class Graphs:
             if key[0] == len(self._pools):
                 self._pools.append(torch.cuda.graph_pool_handle())
             self._captured[key] = _Pass(body, batch, model, self._flat, self._pools[key[0]], self._stream)
-        except RuntimeError as error:  # the training can do without graphs, whatever the driver or a library reports
+        except RuntimeError as error:  # the training can go on without graphs, whatever the driver reports
             torch.cuda.set_stream(stream)
             no_memory = isinstance(error, torch.OutOfMemoryError)
             self.why_off = (
@@ -137,16 +136,16 @@ class Graphs:
 
 
 def _is_current(device: torch.device) -> bool:
-    """Return whether this is the device on which streams and captures are made."""
+    """Return whether streams and captures are created on this device."""
     return device.index == torch.cuda.current_device()
 
 
 def _has_room(extra: int) -> bool:
-    """Return whether the card has room for `extra` bytes and twice the activations of the largest pass so far.
+    """Return whether the GPU has room for `extra` bytes, and twice for the activations of the largest pass so far.
 
-    Twice: once for a plain pass and once for the graph's.
+    The activations count twice: once for a plain pass, and once for the graph's.
     """
-    # Reserved memory that is unused after this is in the graphs' pools. A capture empties the cache, too
+    # reserved memory that is still unused after this belongs to the graphs' pools; a capture also empties the cache
     torch.cuda.empty_cache()
     allocated = torch.cuda.memory_allocated()
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
@@ -154,7 +153,7 @@ def _has_room(extra: int) -> bool:
 
 
 class _Lease:
-    """Referenced by everything that still needs the activations of a forward pass."""
+    """An object to which everything refers that still needs the activations of a forward pass."""
 
     ended = False
 
@@ -165,7 +164,7 @@ def _free(lease: weakref.ref[_Lease]) -> bool:
 
 
 class _Body(nn.Module):
-    """A body and its model as one module, so that the model's parameters can be replaced for a call."""
+    """A body and its model as one module, so that other parameters can be used for a call."""
 
     def __init__(self, body: Body, model: nn.Module) -> None:
         super().__init__()
@@ -182,8 +181,8 @@ class _Pass:
         self._allocate(batch)
         self.flat = flat
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # New parameters over the same memory. Autograd ties a parameter to the stream of the first pass that used it,
-        # and the model's own may be tied to another stream already
+        # New parameters that share the model's memory. Autograd binds a parameter to the stream of the first pass that
+        # used it, and the model's own parameters may already be bound to another stream.
         weights: dict[str, Any] = {
             f"model.{name}": nn.Parameter(weight.detach(), weight.requires_grad)
             for name, weight in model.named_parameters()
@@ -192,21 +191,21 @@ class _Pass:
         self.shapes = [weight.shape for weight in trained]
         module, inputs = _Body(body, model), (self.batch, self.seed)
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries initialise and code is compiled here; neither can be captured
+        with torch.cuda.stream(side):  # libraries are initialized and code is compiled here, outside of the capture
             states = functional_call(module, weights, inputs)
             self.grad_out = torch.zeros_like(states)
             torch.autograd.grad(states, trained, self.grad_out, allow_unused=True)
         torch.cuda.current_stream().wait_stream(side)
         del states
-        torch.clear_autocast_cache()  # otherwise the graph would not contain the conversion of cached weights
-        # other threads, such as those of NCCL and of data loaders, may continue meanwhile
+        torch.clear_autocast_cache()  # otherwise the graph would not convert the weights that autocast has cached
+        # other threads, such as those of NCCL and of data loaders, may continue during the capture
         capture: Any = {"pool": pool, "stream": side, "capture_error_mode": "thread_local"}
         with torch.cuda.graph(self.forward, **capture):
             states = functional_call(module, weights, inputs)
         with torch.cuda.graph(self.backward, **capture):
             grads = torch.autograd.grad(states, trained, self.grad_out, allow_unused=True)
             self.has_gradient = [grad is not None for grad in grads]
-            # copied out of the pool, so that the next graph may use its memory
+            # copied out of the pool, so that the next graph can use the pool's memory
             torch._foreach_copy_(self._with_gradient(flat), [grad for grad in grads if grad is not None])
         torch.clear_autocast_cache()
         self.states = states.detach()
@@ -214,7 +213,7 @@ class _Pass:
     def _allocate(self, batch: TokenBatch) -> None:
         """Copy the inputs into static buffers.
 
-        The body must not use `batch.max_length`: the capture freezes the first batch's value.
+        The body must not use `batch.max_length`, because the capture would freeze the value of the first batch.
         """
         self.batch = replace(
             batch,
@@ -226,14 +225,14 @@ class _Pass:
         self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        """Return the part of each trained weight in a flat tensor, in the weight's shape."""
+        """Return the part of each trained weight in a flat tensor, as a view with the weight's shape."""
         return [
             part.view(shape)
             for part, shape in zip(flat.split([shape.numel() for shape in self.shapes]), self.shapes, strict=True)
         ]
 
     def _with_gradient(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of the weights that get a gradient."""
+        """Return the parts of those weights that get a gradient."""
         return [part for part, has in zip(self._views(flat), self.has_gradient, strict=True) if has]
 
     def fill(self, batch: TokenBatch, seed: int) -> None:
@@ -250,12 +249,12 @@ class _Pass:
             buffer.copy_(values)
 
     def replay(self) -> Tensor:
-        """Replay the forward pass and return a copy of its states; the next replay overwrites the original."""
+        """Replay the forward pass, and return a copy of its states, since the next replay overwrites the original."""
         self.forward.replay()
         return self.states.clone()
 
     def gradients(self, grad_out: Tensor) -> list[Tensor | None]:
-        """Replay the backward pass and return copies of the gradients; the next replay overwrites the originals."""
+        """Replay the backward pass, and return copies of the gradients, since the next replay overwrites them."""
         self.grad_out.copy_(grad_out)
         self.backward.replay()
         return [
@@ -264,7 +263,7 @@ class _Pass:
 
 
 class _Replay(torch.autograd.Function):
-    """A forward pass by its graph, with the other graph as backward pass."""
+    """A forward pass that replays one graph, and whose backward pass replays the other."""
 
     @staticmethod
     def forward(ctx: Any, captured: _Pass, lease: _Lease, *weights: Tensor) -> Tensor:  # noqa: ARG004 - for autograd

@@ -1,8 +1,8 @@
-"""One transformer layer through this package's kernels, with its backward pass written out; CUDA in half precision.
+"""One transformer layer through this package's kernels, with an explicit backward pass; CUDA in half precision.
 
-Autograd, and compiled code over the same kernels, would copy the gradient that arrives through the residual sum before
-adding a matrix product to it. The backward pass here adds in place, and it computes weight gradients in the precision
-of the weights. Only the kernels are compiled.
+The gradient that arrives through a residual sum is added to a matrix product. Autograd, and compiled code with the same
+kernels, would copy this gradient first. The backward pass here adds in place, and it computes weight gradients in the
+precision of the weights. Only the kernels are compiled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:  # no Triton
 
 
 class Kernels(NamedTuple):
-    """Forward and backward kernels of one layer. Only `average` supports autograd by itself.
+    """Forward and backward kernels of one layer. Only `average` supports autograd.
 
     Args:
         attend: See `ranker.encoders.kernels.short_attention.attend`.
@@ -66,7 +66,7 @@ def triton_list_kernels() -> Kernels:
 
 
 def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> tuple[Tensor, ...]:
-    """Return which rows form a list, in the form that kernels read (`kernels.list_attention.list_tensors`)."""
+    """Return the rows of each list in the form that kernels read (`kernels.list_attention.list_tensors`)."""
     return list_attention.list_tensors(lists, cu_seqlens, token_rows)
 
 
@@ -77,7 +77,7 @@ class ResidualNorm(NamedTuple):
         kernels: The kernels to call.
         hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
         rate: Probability of dropout.
-        epsilon: Added to the variance by the norm.
+        epsilon: Number that the norm adds to the variance.
     """
 
     kernels: Kernels
@@ -94,7 +94,7 @@ class ResidualNorm(NamedTuple):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return d/d(bias, gain, shift) [3, dim], d/d(states) and d/d(product) [tokens, dim].
 
-        The last two may share memory.
+        The last two results may share memory.
         """
         return self.kernels.residual_norm_backward(
             grad_out, product, bias, states, self.hashes, self.rate, gain, self.epsilon
@@ -120,8 +120,8 @@ def kernel_layer(
         rows: Row boundaries for attention.
         hashes: Dropout hashes of the residual sums, int32 [2 or 1, output tokens], see `hashes_of_sums`; None: no
             dropout.
-        first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; None:
-            compute all.
+        first_tokens: Index of each row's first token, int32 [rows]; only these get an output. None: all tokens get an
+            output.
 
     Returns:
         [output tokens, dim]
@@ -214,7 +214,7 @@ class _LinearResidualNorm(torch.autograd.Function):
 
 
 class _Mix(torch.autograd.Function):
-    """Attention by itself, [tokens, heads, head size]."""
+    """Attention alone, [tokens, heads, head size]."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, kernels: Kernels, rows: tuple[Tensor, ...]) -> Tensor:
@@ -231,7 +231,7 @@ class _Mix(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """Self-attention, the linear layer after it, the residual sum and its norm."""
+    """Self-attention, the linear layer after it, the residual sum and the sum's norm."""
 
     @staticmethod
     def forward(
@@ -270,7 +270,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _FeedForward(torch.autograd.Function):
-    """The feed-forward block, the residual sum and its norm."""
+    """The feed-forward block, the residual sum and the sum's norm."""
 
     @staticmethod
     def forward(
@@ -306,7 +306,7 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _converted(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    """Return the weights in a precision, those of a group concatenated along their first axis."""
+    """Return the weights in a precision; those of a group are concatenated along their first axis."""
     sizes = [sum(weight.numel() for weight in group) for group in groups]
     flat = torch.empty(sum(sizes), dtype=dtype, device=groups[0][0].device)
     joined = [part.view(-1, *group[0].shape[1:]) for part, group in zip(flat.split(sizes), groups, strict=True)]
@@ -322,7 +322,7 @@ def weight_gradient(grad_out: Tensor, inner: Tensor, dtype: torch.dtype) -> Tens
 
     Args:
         grad_out: Gradient of the linear layer's output, [tokens, out].
-        inner: Its input, [tokens, in].
+        inner: Input of the linear layer, [tokens, in].
         dtype: Precision of the weight.
     """
     if grad_out.is_cuda and dtype == torch.float32:
@@ -331,5 +331,5 @@ def weight_gradient(grad_out: Tensor, inner: Tensor, dtype: torch.dtype) -> Tens
 
 
 def _split(sums: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Return the rows of `sums`, each in its precision."""
+    """Return the rows of `sums`, each converted to its dtype."""
     return [part.to(dtype) for part, dtype in zip(sums, dtypes, strict=True)]

@@ -1,4 +1,4 @@
-"""One post-norm transformer layer over ragged tokens: the readable reference that `kernel_layer` must agree with.
+"""One post-norm transformer layer over ragged tokens: the readable reference with which `kernel_layer` must agree.
 
 The layer is a function of its weights, so that one compiled function runs all layers (`compiled_layer`).
 """
@@ -23,7 +23,7 @@ except ImportError:  # no Triton
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one post-norm layer: of linear layers [out, in], biases [out], gains and shifts of the norms [dim]."""
+    """Weights of a post-norm layer: matrices [out, in] and biases [out]; gains and shifts of the norms [dim]."""
 
     query: Tensor
     query_bias: Tensor
@@ -65,7 +65,7 @@ class LayerSettings(NamedTuple):
     Args:
         num_heads: Attention heads.
         dropout: Probability of dropout before the residual sums.
-        epsilon: Added to the variance by both layer norms.
+        epsilon: Number that both layer norms add to the variance.
     """
 
     num_heads: int
@@ -78,7 +78,8 @@ class LayerFunctions(NamedTuple):
 
     Args:
         attend: Attention of all tokens, see `linear_attention`.
-        average: Attention-weighted average of each row's states, for one query per row and head; see `padded_average`.
+        average: Average of each row's states by the attention weights of one query per row and head; see
+            `padded_average`.
         linear_activation: First half of the feed-forward block, see `linear_activation`.
         linear_residual_norm: End of both blocks, see `linear_residual_norm`.
     """
@@ -90,7 +91,7 @@ class LayerFunctions(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Dropout at one place in the model.
+    """Dropout at one site of the model.
 
     Args:
         hashes: One row of `dropout_hashes`, int32 [tokens]; None: no dropout.
@@ -102,7 +103,7 @@ class Dropout(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """Parameters of a layer norm: gain and shift [dim], and the epsilon that is added to the variance."""
+    """Parameters of a layer norm: gain and shift [dim], and the epsilon added to the variance."""
 
     gain: Tensor
     shift: Tensor
@@ -124,14 +125,14 @@ def post_norm_layer(
         states: [tokens, dim].
         weights: Weights of the layer.
         settings: Constants of the layer.
-        functions: The operations; `functions.attend` and `functions.average` determine the type of `rows`.
+        functions: The operations; their `attend` and `average` determine the type of `rows`.
         rows: Row boundaries for attention.
         hashes: Dropout hashes of the residual sums (`hashes_of_sums`), int32 [2 or 1, output tokens]; None: no dropout.
-        first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; they attend
-            to all tokens. None: compute all.
+        first_tokens: Index of each row's first token, int32 [rows]; only these get an output, and they attend to all
+            tokens. None: all tokens get an output.
 
     Returns:
-        [output tokens, dim]; output tokens are all tokens, or one per row with `first_tokens`.
+        [output tokens, dim]. The output tokens are all tokens, or with `first_tokens` one token per row.
     """
     w = weights
     if first_tokens is None or rows.has_lists:
@@ -152,11 +153,11 @@ def post_norm_layer(
 
 
 def hashes_of_sums(hashes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the dropout hashes of a layer's two residual sums, int32 [tokens]; None: no dropout there.
+    """Return the dropout hashes of a layer's two residual sums, int32 [tokens] each; None: no dropout at this sum.
 
     Args:
-        hashes: Hashes of both sums, int32 [2, tokens] (`dropout_hashes`), or of the second alone, int32 [1, tokens], as
-            in DistilBERT; None: no dropout.
+        hashes: Hashes of both sums, int32 [2, tokens] (`dropout_hashes`), or of the second sum alone, int32 [1,
+            tokens], as in DistilBERT; None: no dropout.
     """
     if hashes is None:
         return None, None
@@ -171,12 +172,12 @@ def first_token_attention(
     average: Callable[..., Tensor],
     rows: PackedRows | PaddedRows,
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention output of each row's first token and that token's state, both [rows, dim].
+    """Return the attention output of each row's first token, and the state of this token, both [rows, dim].
 
-    A logit q . (W_k x) equals (W_k^T q) . x, and an attention-weighted mean of W_v x equals W_v times the mean of
-    x. So only the first tokens go through weights. The key bias adds the same constant to all logits of a row and head,
-    so softmax cancels it and its gradient is 0. It is added with factor 0 because DDP expects a gradient for every
-    parameter.
+    A logit q . (W_k x) equals (W_k^T q) . x. An attention-weighted mean of W_v x equals W_v times the mean of x. So
+    weights multiply only vectors of first tokens. The key bias adds the same constant to all logits of a row and head,
+    so softmax cancels it, and its gradient is 0. It is added with a factor of 0, because DDP expects a gradient for
+    every parameter.
 
     Args:
         states: [tokens, dim].
@@ -184,13 +185,13 @@ def first_token_attention(
         num_heads: Attention heads.
         first_tokens: Index of each row's first token, int32 [rows].
         average: See `padded_average`.
-        rows: Row boundaries, as `average` takes them.
+        rows: Row boundaries, an argument of `average`.
     """
     w = weights
     first_states = states.index_select(0, first_tokens)
     queries = linear(first_states, w.query, w.query_bias).unflatten(1, (num_heads, -1))
     whole, size = states.shape[1] // num_heads, queries.shape[2]
-    if whole != size:  # heads were removed, and `average` takes dim / heads as their size
+    if whole != size:  # heads were removed, but `average` takes dim / heads as the size of a head
         queries = queries * (whole / size) ** 0.5
     queries = torch.einsum("rhe,hed->rhd", queries, w.key.unflatten(0, (num_heads, -1)))
     means = average(states, queries, rows)
@@ -198,11 +199,12 @@ def first_token_attention(
     return mixed + (w.value_bias + 0.0 * w.key_bias), first_states
 
 
-@cache  # equal arguments return the same function object, so compiled layers are reused instead of recompiled
+@cache  # equal arguments return the same function object, so that compiled layers are reused
 def linear_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function (states [tokens, dim], weight, bias, num_heads, rows) -> [tokens, dim].
 
-    It computes queries, keys and values with one linear layer, [tokens, 3, heads, head size], and applies `attention`.
+    The function computes queries, keys and values with one linear layer, [tokens, 3, heads, head size], and applies
+    `attention` to them.
     """
     return lambda states, weight, bias, num_heads, rows: attention(
         linear(states, weight, bias).unflatten(1, (3, num_heads, -1)), rows
@@ -211,7 +213,7 @@ def linear_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @cache
 def linear_activation(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Return a function (states [tokens, dim], weight, bias) -> [tokens, out]: the linear layer, then `activation`."""
+    """Return a function (states [tokens, dim], weight, bias) -> [tokens, out]: a linear layer, then `activation`."""
     return lambda states, weight, bias: activation(linear(states, weight, bias))
 
 
@@ -231,9 +233,9 @@ def linear_residual_norm(
     product = linear(inner, weight, bias)
     dropped = product if dropout.hashes is None else hashed_dropout(product, dropout.hashes, dropout.rate)
     normed = layer_norm(dropped + residual, residual.shape[-1:], norm.gain, norm.shift, norm.epsilon)
-    return normed.to(product.dtype)  # under autocast norms return float32
+    return normed.to(product.dtype)  # under autocast, norms return float32
 
 
 def kernel_average(states: Tensor, queries: Tensor, rows: PackedRows) -> Tensor:
-    """Compute `padded_average` without padding, by a kernel of this package."""
+    """Compute the same as `padded_average` without padding, with a kernel of this package."""
     return first.first_attention(states, queries, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0].to(states.dtype)

@@ -1,4 +1,4 @@
-"""List attention: a token attends to its own row and to the first token of each other row of its list.
+"""List attention: a token attends to its own row and to the first tokens of the other rows of its list.
 
 This is the attention of the Set-Encoder (Schlatt et al., 2024, arXiv:2404.06912). A first token keeps its position 0,
 so the result does not depend on the order of the rows in a list.
@@ -22,7 +22,7 @@ def list_attention(
     window: int | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute list attention with SDPA: row by row on a CPU without window and dropout, else over padded rows.
+    """Compute list attention with SDPA: on a CPU without window and dropout row by row, else over padded rows.
 
     Args:
         query: [tokens, heads, head size].
@@ -30,8 +30,8 @@ def list_attention(
         value: As `key`.
         layout: The rows; `layout.batch.lists` has the number of rows of each list.
         scale: Factor of the logits; None: head size ** -0.5.
-        window: Largest distance, in tokens, at which a token attends to another one of its own row; None: no limit.
-            First tokens of other rows are always attended to.
+        window: Largest distance, in tokens, between a token and a token of its own row that it attends to; None: no
+            limit. First tokens of other rows are always attended to.
         dropout: Probability of dropping an attention weight.
 
     Returns:
@@ -44,7 +44,7 @@ def list_attention(
     mixed = []
     for group in layout.groups:
         padded = [group.pad(part).transpose(1, 2) for part in (query, key, value)]
-        # a product with a 0/1 matrix, because the backward pass of indexing adds in a random order
+        # a product with a 0/1 matrix instead of indexing, whose backward pass adds in a random order
         chosen = own.index_select(0, group.rows).to(extra[0].dtype)
         shared = [(chosen @ part.flatten(1)).view(-1, *part.shape[1:]).transpose(1, 2) for part in extra]
         keys, values = (torch.cat(parts, 2) for parts in zip(padded[1:], shared, strict=True))
@@ -54,7 +54,7 @@ def list_attention(
             positions = torch.arange(length, device=query.device)
             mask = mask & ((positions.unsqueeze(1) - positions).abs() <= window)
         mask = torch.cat([mask, sharing.index_select(0, group.rows)[:, None, :].expand(-1, length, -1)], 2)
-        mask = mask | ~mask.any(2, keepdim=True)  # a padding token attends to all keys: softmax without keys is NaN
+        mask = mask | ~mask.any(2, keepdim=True)  # a padding token attends to all keys; without keys it would be NaN
         attended = functional.scaled_dot_product_attention(
             padded[0], keys, values, mask[:, None], dropout, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -63,7 +63,7 @@ def list_attention(
 
 
 def _by_row(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, scale: float | None) -> Tensor:
-    """Attend row by row, without padding and without a mask."""
+    """Compute list attention row by row, without padding and without a mask."""
     if not len(query):
         return query
     gqa = query.shape[1] != key.shape[1]
@@ -87,7 +87,7 @@ def _by_row(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, sca
 
 
 def _of_lists(states: Tensor, layout: RaggedLayout) -> Tensor:
-    """Return the states of first tokens [lists, max_list, ...] from states [tokens, ...]; 0 in cells without a row."""
+    """Return first tokens' states by list, [lists, max_list, ...], from all states; 0 in cells without a row."""
     lists, cells = _lists(layout), layout.batch.cu_seqlens[:-1].long()
     rows = torch.arange(layout.batch.max_list, device=states.device)
     targets = (torch.arange(len(lists), device=states.device)[:, None] * layout.batch.max_list + rows).flatten()
@@ -97,14 +97,14 @@ def _of_lists(states: Tensor, layout: RaggedLayout) -> Tensor:
 
 
 def _list_of_row(layout: RaggedLayout) -> Tensor:
-    """Return whether each row is in each list, bool [rows, lists]."""
+    """Return whether each row belongs to each list, bool [rows, lists]."""
     lists, rows = _lists(layout), torch.arange(layout.batch.num_rows, device=layout.row_indices.device)
     ends = lists.cumsum(0)
     return (rows[:, None] < ends) & (rows[:, None] >= ends - lists)
 
 
 def _others(layout: RaggedLayout) -> Tensor:
-    """Return for each row which positions of its list hold another row, bool [rows, max_list]."""
+    """Return for each row which positions of its list belong to another row, bool [rows, max_list]."""
     lists, rows = _lists(layout), torch.arange(layout.batch.num_rows, device=layout.row_indices.device)
     list_of_row = lists.repeat_interleave(lists, output_size=len(rows))
     place = rows - (lists.cumsum(0) - lists).repeat_interleave(lists, output_size=len(rows))

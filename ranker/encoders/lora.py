@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, Hu et al., 2021, arXiv:2106.09685) in an encoder, by the library peft.
+"""Low-rank adapters (LoRA, Hu et al., 2021, arXiv:2106.09685) in an encoder, created with the library peft.
 
-The base is frozen; each chosen linear layer y = W x becomes y = W x + (alpha / rank) B A x with trained A and B. peft
-creates and initialises these layers, and defines the format of their files. Their forward pass is our own: it computes
-in the precision of the states, while peft's converts the states to the precision of A and B. On CUDA in half precision
-an adapter is a part of its layer's matrix product (`adapted_linear`). peft's dropout modules are replaced by dropout by
-hash, like all others (`Packing.find_dropout`), so masks do not depend on the layout of batches.
+The base is frozen. Each chosen linear layer y = W x becomes y = W x + (alpha / rank) B A x with trained A and B. peft
+creates and initializes these layers, and defines the format of their files. The forward pass is this package's own: it
+computes in the precision of the states, while peft converts the states to the precision of A and B. On CUDA in half
+precision, an adapter becomes a part of its layer's matrix product (`adapted_linear`). Dropout by hash replaces peft's
+dropout modules, as all others (`Packing.find_dropout`), so masks do not depend on the layout of batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ranker.errors import ConfigError
 PRECISIONS, ROUNDED = ("float32", "bfloat16"), ("int8", "nf4")
 GROUPS = ("attention", "mlp", "all-linear")
 REMEMBERED = "_ranker_base_samples"
-SAMPLE = 64  # values of each weight that its fingerprint reads
+SAMPLE = 64  # number of values of each weight that a fingerprint reads
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class LoRA:
     """Options of the adapters.
 
     Args:
-        rank: Rows of A and columns of B.
-        alpha: The product is scaled by alpha / rank.
-        dropout: Dropout before A.
-        targets: Layers that get an adapter: `attention`, `mlp`, `all-linear`, or names of modules, as
+        rank: Number of rows of A and of columns of B.
+        alpha: B A is scaled by alpha / rank.
+        dropout: Dropout rate before A.
+        targets: Layers that get an adapter: `attention`, `mlp`, `all-linear`, or a list of module names such as
             `[q_proj, v_proj]`.
-        base: Precision of the frozen weights: `float32`, `bfloat16`, or by bitsandbytes `int8` or `nf4` (4 bits), see
-            `ranker.encoders.quantized_base`.
-        merge: Whether a training also writes `merged/`, the model with the adapters added to its weights.
+        base: Precision of the frozen weights: `float32` or `bfloat16`, or `int8` or `nf4` (4 bits) with bitsandbytes,
+            see `ranker.encoders.quantized_base`.
+        merge: Whether a training also writes `merged/`, the model whose weights include the adapters.
 
     Raises:
         ConfigError: A value is out of range.
@@ -80,16 +80,16 @@ class LoRA:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Whether a transformers model has adapters."""
+    """Return whether a transformers model has adapters."""
     return hasattr(model, "peft_config")
 
 
 def add_adapter(model: nn.Module, options: LoRA) -> None:
-    """Freeze a model and put adapters into it, which change nothing before they are trained.
+    """Freeze a model and add adapters, which have no effect before they are trained.
 
     Args:
         model: A transformers model.
-        options: What to add.
+        options: Options of the adapters.
 
     Raises:
         ConfigError: peft is not installed, or the model has no such layers.
@@ -120,11 +120,11 @@ def adapted_layers(model: nn.Module) -> list[Any]:
 
 
 def refresh_stacked(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Bring the stacked weights of a model's adapted layers up to date, if all of these layers can run stacked.
+    """Update the stacked weights of a model's adapted layers; return whether all of these layers can run stacked.
 
     Args:
         model: The model.
-        dtype: The precision of its products.
+        dtype: Precision of the model's products.
     """
     layers = adapted_layers(model)
     if not layers or not all(_stacks(layer) for layer in layers):
@@ -136,7 +136,7 @@ def refresh_stacked(model: nn.Module, dtype: torch.dtype) -> bool:
 
 
 def _stacks(layer: Any) -> bool:
-    """Whether a layer is a plain one, with one adapter, without dropout."""
+    """Return whether a layer is a plain linear layer with one adapter and without dropout."""
     if layer.siblings is None or layer.disable_adapters or layer.merged or layer.lora_variant:
         return False
     if len(layer.active_adapters) != 1 or layer.active_adapters[0] not in layer.lora_A:
@@ -145,13 +145,13 @@ def _stacks(layer: Any) -> bool:
     dropout = layer.lora_dropout[name]
     if (layer.training and getattr(dropout, "p", 0.0)) or layer.lora_B[name].bias is not None:
         return False
-    # weights of other types are sharded or quantized
+    # weights of other types are sharded or quantized, and can't be stacked
     return type(base) is nn.Linear and type(base.weight) is nn.Parameter and not base.weight.requires_grad
 
 
 @contextmanager
 def adapters_off(root: nn.Module) -> Iterator[None]:
-    """Compute without the adapters of all models in a module; peft's own switch would also freeze them."""
+    """Switch off the adapters of all models in a module; peft's own switch would also freeze the adapters."""
     layers = [layer for model in root.modules() if has_adapter(model) for layer in adapted_layers(model)]
     for layer in layers:
         layer._disable_adapters = True
@@ -178,11 +178,11 @@ def import_peft() -> Any:
 @cache
 def _own_layer() -> type:
     class Linear(import_peft().tuners.lora.Linear):  # type: ignore[misc]
-        """peft's linear layer with an adapter, in the precision of the states.
+        """peft's linear layer with an adapter; it computes in the precision of the states.
 
         Attributes:
-            siblings: The layers that read the same states, this one among them; None before they are known.
-            place: Its number among them.
+            siblings: This layer and the others that read the same states; None before they are known.
+            place: Index of this layer in `siblings`.
         """
 
         siblings: Siblings | None = None
@@ -208,7 +208,7 @@ def _own_layer() -> type:
 
 
 def _targets(model: nn.Module, targets: str | list[str]) -> list[str]:
-    """Return names of modules as peft takes them: as short as they are unambiguous."""
+    """Return names of modules for peft, each as short as it can be without being ambiguous."""
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
     inside = [name for name in linear if re.search(r"\.\d+\.", f".{name}")]
     if not isinstance(targets, str):
@@ -230,14 +230,14 @@ def _targets(model: nn.Module, targets: str | list[str]) -> list[str]:
 
 
 def cast_base(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the frozen weights of a model with adapters."""
+    """Convert the frozen weights of a model with adapters to a dtype."""
     for weight in model.parameters():
-        if not weight.requires_grad and weight.is_floating_point():  # others are rounded to 4 or 8 bits
+        if not weight.requires_grad and weight.is_floating_point():  # other weights are rounded to 4 or 8 bits
             weight.data = weight.data.to(dtype)
 
 
 def merge_adapter(model: nn.Module) -> None:
-    """Add the adapters to the weights, in float32 or more, and remove them."""
+    """Add the adapters to the weights, in float32 or float64, and remove the adapters."""
     from ranker.encoders.quantized_base import plain_base  # that module imports this one
 
     plain_base(model)
@@ -249,14 +249,14 @@ def merge_adapter(model: nn.Module) -> None:
             if child in adapted:
                 adapted[child].merge()
                 base = adapted[child].get_base_layer()
-                base.weight.data = base.weight.data.contiguous()  # it may be a part of stacked weights
+                base.weight.data = base.weight.data.contiguous()  # the weight may be a view of stacked weights
                 setattr(parent, name, base)
     del model.peft_config
     model.requires_grad_(True)
 
 
 def base_names(root: nn.Module) -> set[str]:
-    """Return the keys of the frozen weights of models with adapters in the state dict of a module that holds them."""
+    """Return the names of all frozen base weights in a module's state dict, for models with adapters in the module."""
     names: set[str] = set()
     for path, module in root.named_modules():
         if has_adapter(module):
@@ -267,9 +267,9 @@ def base_names(root: nn.Module) -> set[str]:
 
 
 def base_fingerprint(root: nn.Module) -> str:
-    """Return a hash of the frozen weights of all models with adapters in a module: names, sizes and some values.
+    """Return a hash of the frozen weights of all models with adapters in a module: of names, sizes and some values.
 
-    It does not depend on their precision (`LoRA.base`). Empty without adapters.
+    The hash does not depend on the precision of the weights (`LoRA.base`). It is empty if there are no adapters.
     """
     digest = hashlib.blake2b(digest_size=16)
     empty = True
@@ -281,7 +281,7 @@ def base_fingerprint(root: nn.Module) -> str:
 
 
 def remember_base(model: nn.Module) -> None:
-    """Store the values that `base_fingerprint` reads, before the frozen weights of a model are rounded."""
+    """Store the values that `base_fingerprint` reads. Call this before the frozen weights of a model are rounded."""
     setattr(model, REMEMBERED, _samples(model))
 
 

@@ -1,7 +1,7 @@
-"""The head of a family's masked language model, applied to the encoder's states, without the head's last product.
+"""The head of a family's masked language model, up to but without its last product, applied to the encoder's states.
 
-The head turns states into inputs of the output layer (BERT: a linear layer, an activation and a norm). The logits of
-all words, `[tokens, vocabulary]`, are left to the caller, which computes them block by block.
+The head turns states into inputs of the output layer (BERT: a linear layer, an activation and a norm). The caller
+computes the logits of all words, `[tokens, vocabulary]`, block by block.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ranker.encoders.native_head import GivenStates
 from ranker.encoders.word_head import one_layer, parent_of
 from ranker.errors import CheckpointError
 
-TOLERANCE = 1e-3  # largest difference of logits as a share of the largest; a wrong head differs by more than 1e-2
+TOLERANCE = 1e-3  # largest difference of logits divided by the largest logit; a wrong head differs by more than 1e-2
 
 
 class MaskedLMHead(nn.Module):
-    """`ForMaskedLM` of the encoder's family without its encoder and without its last product.
+    """`ForMaskedLM` of the encoder's family, without its encoder and without the product with the output matrix.
 
-    If the family ties the output matrix to the embeddings, `weight` is the encoder's, and is trained with it.
+    If the family ties the output matrix to the embeddings, `weight` is the encoder's embedding matrix.
 
     Args:
         encoder: The encoder. The head's weights come from the encoder's folder; they are random if the encoder's are.
-        new: Whether the head may begin with random weights if the encoder's folder has no weights of a head.
+        new: Whether the head may have random weights at the start if the encoder's folder has no weights of a head.
 
     Raises:
         CheckpointError: The family has no masked language model, the folder has no weights of its head, or the logits
-            are more than a product of the head's output with a matrix.
+            are not just the product of the head's output with a matrix.
     """
 
     def __init__(self, encoder: Encoder, new: bool = False) -> None:
@@ -66,13 +66,13 @@ class MaskedLMHead(nn.Module):
         if (got - expected).abs().max() > TOLERANCE * expected.abs().max() + 1e-6:
             raise CheckpointError(
                 f"model: expected a masked language model whose logits are a product with its output matrix, got that "
-                f"of {config.model_type}; take another encoder"
+                f"of {config.model_type}; use another encoder"
             )
         if tied:
             self._output.embeddings = [encoder.model.get_input_embeddings()]
 
     def _freeze_unused(self, states: Tensor) -> None:
-        """Freeze weights that no logit depends on, such as BERT's second bias without ties: DDP expects all gradients.
+        """Freeze weights on which no logit depends, such as BERT's second bias; DDP expects a gradient for each weight.
 
         Args:
             states: Some states, [tokens, dim].
@@ -80,7 +80,7 @@ class MaskedLMHead(nn.Module):
         weights = list(self.parameters())
         with torch.enable_grad():
             logits = functional.linear(self(states), self.weight.detach(), self.bias)
-            logits = logits + 0 * self.weight.sum()  # the matrix is used, whether it is the encoder's or not
+            logits = logits + 0 * self.weight.sum()  # the matrix counts as used, whether it is the encoder's or not
             gradients = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.requires_grad_(gradient is not None)
@@ -108,14 +108,14 @@ class MaskedLMHead(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """The biases of the words, [words]; None: there are none."""
+        """The biases of the words, [words]; None: no biases."""
         return self._output.bias
 
     def save(self, folder: Path, model: PreTrainedModel) -> None:
         """Write the whole masked language model.
 
         Args:
-            folder: Where to write.
+            folder: The folder to write to.
             model: The encoder's transformers model.
         """
         whole: Any = self.whole
@@ -130,16 +130,16 @@ class MaskedLMHead(nn.Module):
 
 
 class _Output(nn.Module):
-    """Stands in for the output layer: holds its weights under the same names, and returns its inputs.
+    """A replacement of the output layer: it holds the layer's weights under the same names, and returns its inputs.
 
     Args:
         output: The output layer.
-        embeddings: The embeddings whose matrix it shares; None: it has its own.
+        embeddings: The embeddings with which it shares its matrix; None: it has a matrix of its own.
     """
 
     def __init__(self, output: Any, embeddings: Any) -> None:
         super().__init__()
-        # in a list, because they are the encoder's parameters, not this module's
+        # in a list, because the embeddings are parameters of the encoder and not of this module
         self.embeddings = [embeddings]
         if embeddings is None:
             self.weight = output.weight

@@ -1,4 +1,4 @@
-"""Checks of an untrusted model folder before libraries read it: its files must name no outside file and no code."""
+"""Check an untrusted model folder before libraries read it: its files must not name code or files outside of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
-MAX_BYTES = 20_000_000  # of a JSON file; an index of some thousand weights has less than a million
-# keys of config.json that make the library convert weights with other packages, or take code from elsewhere
+MAX_BYTES = 20_000_000  # largest size of a JSON file; an index of some thousand weights has less than a million
+# keys of config.json that make libraries convert weights with other packages, or load code from elsewhere
 REFUSED = ("quantization_config",)
 ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 ADAPTER = "adapter_config.json"
@@ -20,7 +20,7 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-        CheckpointError: The file is not JSON, or larger or deeper than such a file can be.
+        CheckpointError: The file is not JSON, too large, or too deeply nested.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -31,7 +31,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is no such file.
+    """Return the JSON object in a file; an empty object if there is no such file.
 
     Raises:
         CheckpointError: The file is not JSON, or its content is not an object.
@@ -45,11 +45,11 @@ def read_object(path: Path) -> dict[str, Any]:
 def check_model_folder(folder: str | Path) -> None:
     """Refuse a folder whose files name code, or files outside of the folder.
 
-    A name that is not a folder is taken as a hub id and passes: the hub sends single files of one repository.
+    A name that is not a folder is a hub id and passes, because the hub sends single files of one repository.
 
     Raises:
-        CheckpointError: Its index of weights names a file outside the folder, or its configuration names code or
-            quantised weights.
+        CheckpointError: The folder's index of weights names a file outside the folder, or its configuration names code
+            or quantized weights.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -69,6 +69,4 @@ def check_model_folder(folder: str | Path) -> None:
         names = read_object(index).get("weight_map")
         for name in names.values() if isinstance(names, dict) else ():
             if leads_out(str(name)):
-                raise CheckpointError(
-                    f"{index}: expected the files of its weights to stay inside {folder}, got {name!r}"
-                )
+                raise CheckpointError(f"{index}: expected the files of the weights to be inside {folder}, got {name!r}")

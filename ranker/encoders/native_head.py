@@ -28,28 +28,28 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 1e-3  # largest difference of logits as a share of the largest; a wrong head differs by more than 1e-2
-READS = {"first": "cls", "last": "last"}  # pooling that gives the states that a head reads
+TOLERANCE = 1e-3  # largest difference of logits divided by the largest logit; a wrong head differs by more than 1e-2
+READS = {"first": "cls", "last": "last"}  # pooling whose result is the states that a head reads
 
 
 def has_native_head(config: PretrainedConfig) -> bool:
-    """Whether transformers has a sequence classification model on the states that the encoder returns."""
+    """Return whether transformers has a sequence classification model that reads the states of this encoder."""
     return type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING and model_class(config) is AutoModel
 
 
 class NativeHead(nn.Module):
-    """A sequence classification model without its encoder: from states to logits.
+    """A sequence classification model without its encoder, which turns states into logits.
 
-    It takes the states of all tokens, however the encoder computed them. Which of them it reads is measured: those for
-    which the gradient of a logit is not 0. Weights without a gradient, such as BigBird's pooler, are frozen.
+    It is given the states of all tokens, however the encoder computed them. A measurement finds which states it reads:
+    those for which the gradient of a logit is not 0. Weights without a gradient, such as BigBird's pooler, are frozen.
 
     Args:
-        whole: The sequence classification model; it loses its encoder.
+        whole: The sequence classification model, from which the encoder is removed.
         encoder: The encoder with the same weights.
         dropout: Rate of all dropout modules in the head.
 
     Attributes:
-        reads: `first`, `last`, or `all`.
+        reads: The tokens whose states it reads: `first`, `last`, or `all`.
 
     Raises:
         CheckpointError: The logits differ from those of the whole model.
@@ -58,7 +58,7 @@ class NativeHead(nn.Module):
     def __init__(self, whole: Any, encoder: Encoder, dropout: float = 0.0) -> None:
         super().__init__()
         whole.eval()
-        # a causal model's head reads the last token that is not padding
+        # the head of a causal model reads the last token that is not padding
         whole.config.get_text_config().pad_token_id = padding_token_id(encoder)
         encoder.make_first_token_global()
         ids = encoder.tokenizer("a b c", "d e f g")["input_ids"]
@@ -68,7 +68,7 @@ class NativeHead(nn.Module):
             expected = whole(input_ids=row.tokens.unsqueeze(0)).logits
         self.prefix = str(whole.base_model_prefix)
         setattr(whole, self.prefix, GivenStates(getattr(whole, self.prefix)))
-        align(whole)  # without the encoder, whose own weights are aligned already
+        align(whole)  # without the encoder, whose weights are already aligned
         self.whole = whole
         self.reads = self._measured(row, encoder.dim)
         with torch.no_grad():
@@ -86,7 +86,7 @@ class NativeHead(nn.Module):
 
     @classmethod
     def of(cls, encoder: Encoder, num_labels: int, dropout: float = 0.0) -> NativeHead:
-        """Return the head that lies beside the encoder's weights; weights that are missing there are random.
+        """Return the head stored with the encoder's weights. Weights that are missing there are random.
 
         Args:
             encoder: The encoder.
@@ -112,7 +112,7 @@ class NativeHead(nn.Module):
                 folder, **file, config=config, output_loading_info=True, dtype=torch.float32, local_files_only=True,
                 trust_remote_code=encoder.execution.trust_remote_code, ignore_mismatched_sizes=True,
             )  # fmt: skip
-            # a head of another number of labels has other sizes
+            # the weights of a head with another number of labels have other sizes
             missing = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
         whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
         head = cls(whole, encoder, dropout)
@@ -139,7 +139,7 @@ class NativeHead(nn.Module):
         Args:
             states: One state per row.
             batch: The batch of these states.
-            rows: The rows of the batch that they belong to, int64; None: all.
+            rows: Indices of the batch's rows to which the states belong, int64; None: all rows.
         """
         edges = self._edges(batch) if rows is None else self._edges(batch).index_select(0, rows)
         tokens = batch.tokens.index_select(0, edges).unsqueeze(1)
@@ -150,9 +150,9 @@ class NativeHead(nn.Module):
         return self.whole.config.get_text_config()
 
     def _with_one_end(self, tokens: Tensor) -> Tensor:
-        """Replace all end-of-text tokens of a row but the last, which mBART's head reads.
+        """Replace all end-of-text tokens of a row except the last one, which mBART's head reads.
 
-        That head refuses rows with different numbers of them, and the text of a doc may contain some.
+        mBART's head refuses rows with different numbers of these tokens, but the text of a doc may contain some.
         """
         end, padding = self._text_config.eos_token_id, self._text_config.pad_token_id
         if not isinstance(end, int) or end == padding:
@@ -196,16 +196,16 @@ class NativeHead(nn.Module):
             weights = [weight for weight in self.whole.parameters() if weight.requires_grad]
             gradient, *others = torch.autograd.grad(logits.sum(), [states, *weights], allow_unused=True)
         for weight, other in zip(weights, others, strict=True):
-            weight.requires_grad_(other is not None)  # DDP expects a gradient of all trained weights
+            weight.requires_grad_(other is not None)  # DDP expects a gradient for each trained weight
         read = gradient[0].abs().sum(1).nonzero()[:, 0].tolist()
         return {(0,): "first", (row.num_tokens - 1,): "last"}.get(tuple(read), "all")
 
 
 class GivenStates(nn.Module):
-    """Takes the encoder's place in a sequence classification model and returns states that were computed elsewhere.
+    """Replace the encoder in a sequence classification model: return states that were computed elsewhere.
 
     Args:
-        base: The encoder; its pooler stays, since it belongs to the head.
+        base: The encoder. Its pooler is kept, since it belongs to the head.
     """
 
     def __init__(self, base: Any) -> None:
@@ -220,14 +220,14 @@ class GivenStates(nn.Module):
 
     @property
     def decoder(self) -> GivenStates:
-        """What OPT's language model calls in its base's place."""
+        """The module that OPT's language model calls in place of its base."""
         return self
 
     def forward(self, *_args: Any, **_options: Any) -> BaseModelOutputWithPooling:
-        """Return the given states and, where the family has a pooler, its output."""
+        """Return the given states and, if the family has a pooler, the pooler's output."""
         states, pooled = self.states, None
         assert states is not None
-        if isinstance(self.pooler, nn.Linear):  # ALBERT and BigBird keep the activation apart
+        if isinstance(self.pooler, nn.Linear):  # in ALBERT and BigBird, the activation is another module
             pooled = self.pooler(states[:, 0])
             pooled = pooled if self.activation is None else self.activation(pooled)
         elif self.pooler is not None:
@@ -236,7 +236,7 @@ class GivenStates(nn.Module):
 
 
 class _Output(BaseModelOutputWithPooling):
-    """Anything else that a family's encoder returns, such as a cache, is None."""
+    """The output of a family's encoder; values that are not set, such as a cache, are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -244,7 +244,7 @@ class _Output(BaseModelOutputWithPooling):
 
 
 def padding_token_id(encoder: Encoder) -> int:
-    """Return the padding token of an encoder's tokenizer, or one that serves as such (`padding_id`)."""
+    """Return the padding token id of an encoder's tokenizer; if it has none, an id to use instead (`padding_id`)."""
     token: int | None = encoder.tokenizer.pad_token_id
     return padding_id(encoder.config) if token is None else token
 

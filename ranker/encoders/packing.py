@@ -1,8 +1,8 @@
-"""Attention and dropout of transformers' own models, on one packed row or on padded rows.
+"""Attention and dropout of transformers' own models, in a packed pass or a pass over padded rows.
 
 transformers calls the attention function that is registered under a model's attention implementation. In a packed
-pass the model sees one row [1, tokens] with all texts end to end. Each of its modules has a reference to the model's
-`Packing`. The attention function of this file reads the row boundaries of the running forward pass from it.
+pass, the model reads one row [1, tokens] with all texts end to end. The attention function of this file reads the
+boundaries of the rows from the model's `Packing`, to which each of the model's modules has a reference.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from ranker.encoders.shared_prefix import SharedPrefixes, attend_segments
 from ranker.encoders.text_model import ATTENTION_DROPOUTS
 from ranker.types import TokenBatch
 
-IMPLEMENTATION = "packed_rows"  # the name of the attention function in transformers' registry
-LARGEST_HEAD = 256  # of torch's flash attention
+IMPLEMENTATION = "packed_rows"  # name of the attention function in transformers' registry
+LARGEST_HEAD = 256  # largest head size of torch's flash attention
 _running: ContextVar[bool] = ContextVar("running", default=False)  # whether a packed pass of any model is running
 
 
 @dataclass
 class Pass:
-    """What attention and dropout need to know of one forward pass.
+    """What attention and dropout need to know about one forward pass.
 
     Args:
         batch: The rows.
         layout: Row and position of each token.
-        packed: Whether the model sees one row [1, tokens].
+        packed: Whether the model reads one row [1, tokens].
         hashes: Dropout hashes, int32 [sites, rows, columns], for states [rows, columns, dim]; None: there is no
             dropout, or torch draws it.
         seed: Seed of the hashes.
-        prefixes: How the rows share prefixes; `batch` and `layout` are then those of its segments. None: they do not.
-        rows: Row boundaries, if attention of plain rows runs without padding on CUDA; compiled layers read them.
+        prefixes: How the rows share prefixes; `batch` and `layout` are then those of its segments. None: rows do not
+            share prefixes.
+        rows: Row boundaries, if attention within rows runs without padding on CUDA; compiled layers read them.
         stacked: Whether layers with adapters run stacked (`adapted_linear.Siblings`).
-        last_only: Whether the pass returns the last layer's states alone.
+        last_only: Whether the pass returns only the last layer's states.
     """
 
     batch: TokenBatch
@@ -67,26 +68,27 @@ class Pass:
 
     @cached_property
     def groups(self) -> list[RowGroup]:
-        """Groups of rows for attention with padding."""
+        """Groups of rows for padded attention."""
         return row_groups(self.batch.cu_seqlens)
 
     @cached_property
     def longest(self) -> int:
-        """An upper bound of the row lengths, a power of two, so that code compiled for it serves many batches."""
+        """Upper bound of the row lengths: a power of two, so that code compiled for it can run many batches."""
         return max(64, 1 << (self.batch.max_length - 1).bit_length())
 
 
 class Packing:
-    """Holds the running forward pass of a model. A model has exactly one `Packing`; `Packing.of` returns it.
+    """The running forward pass of a model. A model has exactly one `Packing`, which `Packing.of` returns.
 
     Args:
         model: The model; each of its modules gets a reference to this object.
 
     Attributes:
-        current: The running pass; None outside of one.
-        num_sites: Places with dropout on token states; None before `find_dropout`.
-        own_implementation: The attention function that the model was built with.
-        attention_dropout: Whether the configuration has a dropout rate for attention weights; else none is dropped.
+        current: The running pass; None if no pass is running.
+        num_sites: Number of sites with dropout on token states; None before `find_dropout`.
+        own_implementation: The attention function with which the model was built.
+        attention_dropout: Whether the configuration has a dropout rate for attention weights; otherwise none is
+            dropped.
         window_excess: See `Family`.
     """
 
@@ -101,19 +103,19 @@ class Packing:
         for module in model.modules():
             object.__setattr__(module, "packing", self)
             if not self.attention_dropout and isinstance(getattr(module, "dropout", None), float):
-                module.dropout = 0.0  # else T5's attention drops its weights at the model's rate
+                module.dropout = 0.0  # otherwise T5's attention drops its weights at the model's rate
             if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
                 object.__setattr__(module, "compute_bias", _RowBias(module))
 
     @classmethod
     def of(cls, model: Any) -> Packing:
-        """Return the model's packing, a new one at the first call."""
+        """Return the model's packing; the first call creates it."""
         packing: Packing = getattr(model, "packing", None) or cls(model)
         return packing
 
     @contextmanager
     def running(self, forward: Pass) -> Iterator[None]:
-        """Make a pass the current one."""
+        """Make a pass the running one while the context is open."""
         before, calls = self.current, self._calls
         self.current, self._calls = forward, {}
         token = _running.set(forward.packed)
@@ -124,9 +126,9 @@ class Packing:
             self.current, self._calls = before, calls
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return two contexts, of the forward pass and of its recomputation (checkpointing's `context_fn`).
+        """Return two contexts, for the forward pass and for its recomputation (`context_fn` of checkpointing).
 
-        This is a bound method. In a deep copy of a model (DPR's second encoder) it is bound to the copy's packing.
+        This is a bound method, so in a deep copy of a model (DPR's second encoder) it belongs to the copy's packing.
         """
         return nullcontext(), nullcontext() if self.current is None else self.running(self.current)
 
@@ -140,10 +142,10 @@ class Packing:
 
         Args:
             module: The module.
-            shape: The shape of the states without dim. It is [rows, columns]; XLNet has [columns, rows], and Longformer
-                has more columns than the pass, because it pads to whole windows. Any other shape is that of a table
-                that does not depend on the batch, such as DeBERTa's relative positions; its hashes depend on its row
-                numbers only.
+            shape: Shape of the states without dim: [rows, columns], or [columns, rows] in XLNet. Longformer has more
+                columns than the pass, because it pads to whole windows. States of any other shape are a table that does
+                not depend on the batch, such as DeBERTa's relative positions; their hashes depend only on the indices
+                of the table's rows.
         """
         if self.current is None or self.current.hashes is None:
             return None
@@ -167,11 +169,11 @@ class Packing:
         return self._columns[width, device]
 
     def find_dropout(self, model: nn.Module, run: Callable[[], Any]) -> None:
-        """Replace the model's dropout modules by hashed ones, once; sites are numbered in the order of the calls.
+        """Replace the model's dropout modules by hashed ones, once. Sites are numbered in the order of the calls.
 
         Args:
             model: The model.
-            run: Runs the model on one row. Modules that drop attention weights [1, heads, ...] stay as they are.
+            run: Runs the model on one row. Modules that drop attention weights [1, heads, ...] are not replaced.
         """
         if self.num_sites is not None:
             return
@@ -198,7 +200,7 @@ class Packing:
 
 
 class _RowBias:
-    """T5's relative position bias; in a packed pass for the length of the longest row, [1, heads, longest, longest]."""
+    """T5's relative position bias. In a packed pass, it is that of the longest row, [1, heads, longest, longest]."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -220,24 +222,24 @@ def packed_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend within rows: the function that transformers calls for the implementation `packed_rows`.
+    """Compute attention within rows: transformers calls this function for the implementation `packed_rows`.
 
     Args:
         module: The attention module.
         query: [1, heads, tokens, head size].
         key: [1, key heads, tokens, head size].
         value: [1, key heads, tokens, head size].
-        attention_mask: None in a packed pass, which has row boundaries; used if the model itself is called.
+        attention_mask: None in a packed pass, which uses row boundaries; only used if the model itself is called.
         dropout: Dropout rate of attention weights. Only attention with padding applies it (`_grouped`).
         scaling: Factor of the logits; None: head size ** -0.5.
-        options: `sliding_window`: tokens attend to those nearer than this; `softcap`: the logits become
-            softcap * tanh(logits / softcap); `position_bias` [1, heads, longest, longest] is added to the logits.
+        options: `sliding_window`: tokens attend to tokens nearer than this; `softcap`: logits become softcap *
+            tanh(logits / softcap); `position_bias`, [1, heads, longest, longest], is added to the logits.
 
     Returns:
         [1, tokens, heads, head size], and None for the attention weights.
 
     Raises:
-        NotImplementedError: The model passes an option that is not known here.
+        NotImplementedError: The model passes an option that this function does not support.
     """
     forward = module.packing.current
     rows = None if forward is None else forward.rows
@@ -271,7 +273,7 @@ def _states(*parts: Tensor) -> list[Tensor]:
     """Return queries, keys and values [1, heads, tokens, head size] as [tokens, heads, head size]."""
     states = [part[0].transpose(0, 1) for part in parts]
     if states[0].device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        # rotary positions and norms return float32 under autocast; torch's attention converts it, its kernels do not
+        # under autocast, rotary positions and norms return float32; torch's SDPA converts it, torch's kernels do not
         states = [part.to(torch.get_autocast_dtype("cuda")) for part in states]
     return states
 
@@ -281,9 +283,9 @@ def _attend_apart(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float,
     scaling: float | None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attend as `packed_attention`, outside of compiled code."""
+    """Compute the same as `packed_attention`, outside of compiled code."""
     forward = module.packing.current
-    if forward is None:  # someone calls the model itself
+    if forward is None:  # the model itself was called, and not the encoder
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
@@ -314,7 +316,7 @@ def _attend_apart(
 
 @dataclass(frozen=True)
 class _Rule:
-    """Who attends to whom, and how logits are formed; see `packed_attention`."""
+    """Which tokens attend to which, and how logits are computed; see `packed_attention`."""
 
     scale: float
     causal: bool
@@ -325,7 +327,7 @@ class _Rule:
 
 
 def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
-    """Attend by torch's kernel for rows of different lengths, [tokens, heads, head size]."""
+    """Compute attention with torch's kernel for rows of different lengths, [tokens, heads, head size]."""
     indices = forward.layout.key_indices
     if indices is not None:
         states = [states[0], *(part.index_select(0, indices) for part in states[1:])]
@@ -333,7 +335,7 @@ def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 
 def _flash(states: list[Tensor], forward: Pass, cu_keys: Tensor, rule: _Rule) -> Tensor:
-    """Attend to keys and values that are in the order of the rows, by torch's kernel."""
+    """Compute attention with torch's kernel, to keys and values in the order of the rows."""
     window = -1 if rule.window is None else rule.window - 1
     mixed, _ = grouped_attention(
         states[0], states[1], states[2], forward.batch.cu_seqlens, cu_keys, cu_keys, forward.longest, False,
@@ -343,13 +345,13 @@ def _flash(states: list[Tensor], forward: Pass, cu_keys: Tensor, rule: _Rule) ->
 
 
 def _with_prefixes(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
-    """Attend from segments of rows to their prefixes and to themselves, [tokens, heads, head size]."""
+    """Compute attention from segments of rows to their prefixes and to themselves, [tokens, heads, head size]."""
     assert forward.prefixes is not None
     if not rule.causal or rule.bias is not None:
         raise NotImplementedError("attention in both directions and position biases have no prefix to share")
     query, key, value = states
     if rule.softcap is None and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
-        # a query's last key is that of its own token: the kernel aligns the ends of queries and keys
+        # the last key of each query is its own token, because the kernel aligns the ends of queries and keys
         indices = forward.prefixes.key_indices
         parts = [query, *(part.index_select(0, indices) for part in (key, value))]
         return _flash(parts, forward, forward.prefixes.cu_keys, rule)
@@ -360,7 +362,7 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 
 def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
-    """Attend with padding in groups of rows of near lengths, [tokens, heads, head size]."""
+    """Compute attention with padding, in groups of rows of near lengths, [tokens, heads, head size]."""
     starts, attended = forward.batch.cu_seqlens[:-1].long(), forward.batch.attended
     results, indices = [], []
     for group in forward.groups:
@@ -380,13 +382,13 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 
 def _all_read(forward: Pass, rule: _Rule) -> bool:
-    """Return whether a row's keys are limited by `attended` alone or by causality and window alone, not by both."""
+    """Return whether only one of these limits a row's keys: `attended`, or causality and window."""
     limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)
     return forward.batch.attended is None or not limited
 
 
 def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor | None:
-    """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if `is_causal` needs no mask."""
+    """Return the keys that each query reads, bool [rows, 1, queries or 1, keys]; None if no mask is needed."""
     reach = len(columns) if rule.window is None else rule.window
     windowed = reach < len(columns)
     if all_keys and not windowed:
@@ -397,13 +399,13 @@ def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor 
         mask = mask & (distance >= 0)
     if windowed:
         mask = mask & (distance.abs() < reach)
-        # a padding query whose window holds no key would give NaN
+        # without this, a padding query with no key in its window would give NaN
         mask = mask | (columns.unsqueeze(1) == columns)
     return mask
 
 
 def _attend(states: list[Tensor], mask: Tensor | None, rule: _Rule) -> Tensor:
-    """Attend over padded tensors [rows, heads, columns, head size]."""
+    """Compute attention over padded tensors [rows, heads, columns, head size]."""
     query, key, value = states
     if rule.softcap is None:
         bias = rule.bias
@@ -426,11 +428,11 @@ def _attend(states: list[Tensor], mask: Tensor | None, rule: _Rule) -> Tensor:
 
 
 def row_mask(*args: Any, **options: Any) -> Tensor | None:
-    """Return no mask in a packed pass, where row boundaries say who attends to whom; else SDPA's mask."""
+    """Return None in a packed pass, where row boundaries take the place of a mask; else SDPA's mask."""
     return None if _running.get() else sdpa_mask(*args, **options)
 
 
 def register() -> None:
-    """Make `packed_rows` known to transformers."""
+    """Register `packed_rows` in transformers."""
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, row_mask)

@@ -1,4 +1,4 @@
-"""Request and result of a forward pass, the same for every path."""
+"""What a forward pass is asked for, and what it returns; the same for every path."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 class Output(Enum):
     """States that a forward pass returns."""
 
-    ALL_LAYERS = "the embeddings' and each layer's states of all tokens"
+    ALL_LAYERS = "the states of all tokens after the embeddings and after each layer"
     LAST_LAYER = "the last layer's states of all tokens"
     FIRST_TOKENS = "the last layer's state of each row's first token"
-    ATTENTION = "the embeddings' and each layer's states, then each layer's attention weights [tokens, heads, columns]"
+    ATTENTION = "the states of ALL_LAYERS, then each layer's attention weights [tokens, heads, columns]"
 
 
 class Begin(NamedTuple):
     """The point from which a forward pass continues.
 
     Args:
-        layer: Number of layers that have run.
-        states: The states after them, [tokens, dim].
+        layer: Number of layers that have already run.
+        states: The states after these layers, [tokens, dim].
     """
 
     layer: int
@@ -31,12 +31,12 @@ class Begin(NamedTuple):
 
 
 class ForwardPass(NamedTuple):
-    """One forward pass of an encoder; nothing runs before the iterator is read.
+    """One forward pass of an encoder. Nothing is computed before the iterator is read.
 
     Args:
-        states: States in order of the layers, [tokens, dim]. Without padding they may be in half precision and have
-            padding tokens at the end. `Output.LAST_LAYER` may leave out all but the last. With `Output.FIRST_TOKENS`
-            the last is [rows, dim], perhaps with padding rows at the end.
+        states: States in the order of the layers, [tokens, dim]. Without padding, they may be in half precision, and
+            may have padding tokens at the end. With `Output.LAST_LAYER`, states of lower layers may be left out. With
+            `Output.FIRST_TOKENS`, the last states are [rows, dim], perhaps with padding rows at the end.
         computed_tokens: Tokens that the layers work on, padding included.
     """
 

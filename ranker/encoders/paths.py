@@ -1,9 +1,9 @@
-"""The choice of a path for models whose layers this package knows: which functions run one batch's layers, and why.
+"""Choose, for models whose layers this package knows, the functions that run one batch's layers, and say why.
 
-Paths, fastest first: this package's kernels, compiled layers, eager layers (all three without padding, on CUDA in half
-precision), eager layers with attention row by row (CPU), eager layers with padding in attention only (CUDA in float32).
-The choice depends on the options, the model, the device and the batch's longest row alone, so a repeated or resumed
-step takes the same path.
+Paths, from the fastest to the slowest: this package's kernels, compiled layers and eager layers (all three without
+padding, on CUDA in half precision); eager layers with attention row by row (on a CPU); eager layers with padding only
+in attention (on CUDA in float32). The choice depends only on the options, the model, the device and the batch's longest
+row, so a repeated or resumed step uses the same path.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from ranker.errors import ConfigError
 
 
 class LayerPath(NamedTuple):
-    """How the layers of one batch run.
+    """The functions that run the layers of one batch.
 
     Args:
-        run_layer: `post_norm_layer`, `compiled_layer` or `kernel_layer`; of ModernBERT `pre_norm_layer`,
+        run_layer: `post_norm_layer`, `compiled_layer` or `kernel_layer`; for ModernBERT `pre_norm_layer`,
             `compiled_pre_norm_layer` or `pre_norm_kernel_layer`.
         functions: The operations that `run_layer` calls.
-        dropout: Dropout after the embeddings, as `hashed_dropout`.
+        dropout: Dropout after the embeddings, a function like `hashed_dropout`.
         unpadded: Whether attention runs without padding.
-        min_length: Maximum row lengths below this are rounded up to it, those above to a power of two. Each new value
-            compiles the layers again.
+        min_length: Maximum row lengths are rounded up to this value, or to a power of two if they are above it. Each
+            new value compiles the layers again.
     """
 
     run_layer: Callable[..., Any]
@@ -77,11 +77,11 @@ class LayerPath(NamedTuple):
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether layers run through this package's kernels; embeddings may, too."""
+        """Whether layers run through this package's kernels. Embeddings may then also do so."""
         return self.run_layer in (kernel_layer, pre_norm_kernel_layer)
 
     def packed_rows(self, layout: RaggedLayout) -> PackedRows:
-        """Return the row boundaries that attention without padding takes."""
+        """Return the row boundaries for attention without padding."""
         max_length = max(self.min_length, 1 << (layout.batch.max_length - 1).bit_length())
         batch, lists = layout.batch, tuple[Tensor, ...]()
         if batch.lists is not None:
@@ -90,28 +90,28 @@ class LayerPath(NamedTuple):
 
 
 def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
-    """Return whether attention runs without padding on this device, in the precision in use."""
+    """Return whether attention runs without padding on this device in the present precision."""
     weight = model.get_input_embeddings().weight
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
     reason = unpadded_unavailable(device, dtype)
     if reason:
         log("attention runs row by row" if device.type == "cpu" else f"padded in attention, because {reason}")
-    # a padding row has up to TILE tokens, so it needs as many positions
+    # a padding row has up to TILE tokens, so the model needs as many positions
     return not reason and max_positions(model.config) >= TILE
 
 
 def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, attention_dropout: float) -> bool:
-    """Return whether the last layer can compute the states of first tokens alone.
+    """Return whether the last layer can compute only the states of first tokens.
 
-    ModernBERT's can always do so: the other tokens are dropped after attention. BERT's attention of first tokens
-    (`first_token_attention`) needs this package's kernel if it is not padded. With padding it needs attention dropout
-    to be off, because dropped attention weights would also have to scale the bias of the values.
+    ModernBERT's last layer always can: the other tokens are dropped after attention. BERT's attention of first tokens
+    (`first_token_attention`) without padding needs this package's kernel. With padding it needs attention dropout to be
+    off, because dropping an attention weight would also have to scale the bias of the values.
 
     Args:
         model: A transformers model of a family with `Family.layers`.
         execution: Options.
         unpadded: Whether attention runs without padding.
-        attention_dropout: The last layer's rate on attention weights.
+        attention_dropout: Dropout rate of the last layer's attention weights.
     """
     if family_of(model.config).layers == "modernbert":
         return True
@@ -121,7 +121,7 @@ def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, atte
 
 
 def lists_have_kernels(model: Any, execution: Execution, max_length: int) -> bool:
-    """Return whether the layers of a batch of lists run through kernels of this package, in half precision on CUDA."""
+    """Return whether the layers of a batch of lists run through this package's kernels, on CUDA in half precision."""
     if family_of(model.config).layers != "bert":
         return False
     activation = model.encoder.layer[0].intermediate.intermediate_act_fn
@@ -141,15 +141,15 @@ def choose_path(
 
     Args:
         model: A transformers model with post-norm layers.
-        activation: The activation of its feed-forward blocks.
+        activation: The activation of the model's feed-forward blocks.
         execution: Options.
-        max_length: The batch's longest row.
+        max_length: Length of the batch's longest row.
         device: Device of attention without padding; None: attention is padded.
         log: Reports the choice and its reasons.
-        has_lists: Whether the batch has lists; without padding they need kernels (`lists_have_kernels`).
+        has_lists: Whether the batch has lists; without padding, lists need kernels (`lists_have_kernels`).
 
     Raises:
-        ConfigError: An option insists on a path that is not available.
+        ConfigError: An option requires a path that is not available.
     """
     if device is None:
         functions = LayerFunctions(
@@ -173,7 +173,7 @@ def choose_path(
         linear_residual_norm,
     )
     run_layer, dropout = (post_norm_layer, hashed_dropout) if no_compile else (compiled_layer, compiled_dropout)
-    # the kernels of this package work on blocks of a row, and do not read the maximum length
+    # the kernels of this package work on blocks of a row and do not read the maximum length
     return LayerPath(run_layer, functions, dropout, unpadded=True, min_length=64 if no_short else 512)
 
 
@@ -185,7 +185,7 @@ def choose_pre_norm_path(model: Any, run: RaggedPass) -> LayerPath:
         run: The forward pass.
 
     Raises:
-        ConfigError: An option insists on a path that is not available.
+        ConfigError: An option requires a path that is not available.
     """
     activation, batch, execution = model.layers[0].mlp.act, run.layout.batch, run.execution
     if run.device is None:
@@ -194,7 +194,7 @@ def choose_pre_norm_path(model: Any, run: RaggedPass) -> LayerPath:
     no_kernels = _no_pre_norm_kernels(model, execution)
     no_short = _no_short_attention(model, execution, batch.max_length)
     if not no_kernels:
-        # torch's kernel has no window over some of the tokens; this package's takes rows of any length
+        # torch's kernel has no windows if only some tokens are attended to; this package's supports rows of any length
         short = not no_short or batch.attended is not None
         name = "" if short else f"; attention through torch's variable-length kernel, because {no_short}"
         run.log(f"layers run through this package's kernels{name}; attention dropout is off in them")
@@ -202,7 +202,7 @@ def choose_pre_norm_path(model: Any, run: RaggedPass) -> LayerPath:
         return LayerPath(pre_norm_kernel_layer, kernels, hashed_dropout, unpadded=True, min_length=512 if short else 64)
     if batch.attended is not None and batch.max_length > model.config.sliding_window:
         raise ConfigError(
-            "encoder.fused: expected auto for a model with windows and rows of which a part is attended to, got "
+            "encoder.fused: expected auto for a model with windows if only a part of a row is attended to, got "
             f"kernels that can't run, because {no_kernels}"
         )
     run.log(f"layers run without kernels of this package, because {no_kernels}; attention dropout is off in them")

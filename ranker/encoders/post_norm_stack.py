@@ -25,20 +25,20 @@ from ranker.encoders.stack import RaggedPass, left_out
 
 
 class PostNormStack:
-    """See `ranker.encoders.stack.Stack`."""
+    """BERT's embeddings and layers; for the methods see `ranker.encoders.stack.Stack`."""
 
-    dropouts_per_layer = 2  # before the residual sums of both blocks; 1: of the feed-forward block only
+    dropouts_per_layer = 2  # before the residual sums of both blocks; 1: only of the feed-forward block
 
     def layers_of(self, model: Any) -> Sequence[Any]:
         """Return the layers."""
         return model.encoder.layer
 
     def attention_of(self, layer: Any) -> Any:
-        """Return a layer's attention, whose `dropout` acts on its weights."""
+        """Return a layer's attention module, whose `dropout` is the rate of attention weights."""
         return layer.attention.self
 
     def activation_of(self, layer: Any) -> Callable[[Tensor], Tensor]:
-        """Return the activation of a layer's feed-forward block; all layers share it."""
+        """Return the activation of a layer's feed-forward block, which is the same in all layers."""
         return layer.intermediate.intermediate_act_fn
 
     def weights_of(self, layer: Any) -> LayerWeights:
@@ -51,20 +51,20 @@ class PostNormStack:
         return LayerSettings(layer.attention.self.num_attention_heads, output.dropout.p, output.LayerNorm.eps)
 
     def embeddings_of(self, model: Any) -> Any:
-        """Return the embeddings: `word_embeddings`, `position_embeddings`, `token_type_embeddings`, `LayerNorm`."""
+        """Return the module with `word_embeddings`, `position_embeddings`, `token_type_embeddings` and `LayerNorm`."""
         return model.embeddings
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the dropout rates of the embeddings and of the layers; all layers have the same rate."""
+        """Return the dropout rates of the embeddings and of the layers, which all have the same rate."""
         rate = _rate(model)
         return rate, self.settings_of(self.layers_of(model)[0]).dropout if rate else 0.0
 
     def attention_dropout(self, model: Any) -> float:
-        """Return the last layer's dropout rate on attention weights."""
+        """Return the dropout rate of the last layer's attention weights."""
         return _attention_rate(self.attention_of(self.layers_of(model)[-1]))
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the number of weights in a layer's matrices: queries, keys, values, output, both feed-forward ones."""
+        """Return the number of weights in a layer's six matrices: queries, keys, values, output, two feed-forward."""
         return 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
 
     def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
@@ -85,7 +85,7 @@ class PostNormStack:
         hashes = run.hashes(1 + self.dropouts_per_layer * len(layers)) if _rate(model) else None
         if run.begin is None:
             states = self._embedded(model, replace(run, layout=layout), path, None if hashes is None else hashes[0])
-        else:  # states of padding tokens are 0
+        else:  # the states of padding tokens are 0
             states = pad(run.begin.states, (0, 0, 0, layout.batch.num_tokens - len(run.begin.states)))
             states = states.to(run.state_dtype(states))
         yield states
@@ -109,7 +109,7 @@ class PostNormStack:
             yield states
 
     def _embedded(self, model: Any, run: RaggedPass, path: LayerPath, hashes: Tensor | None) -> Tensor:
-        """Return the states before the first layer, [tokens, dim]; without padding, in the type of the layers."""
+        """Return the states before the first layer, [tokens, dim]; without padding, in the dtype of the layers."""
         embeddings, layout = self.embeddings_of(model), run.layout
         offset, rate = first_position(model.config), _rate(model)
         words, segments = embeddings.word_embeddings, embeddings.token_type_embeddings

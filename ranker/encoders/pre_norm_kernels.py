@@ -1,8 +1,9 @@
-"""A pre-norm layer through this package's kernels, with backward passes written out; CUDA in half precision.
+"""A pre-norm layer through this package's kernels, with explicit backward passes; CUDA in half precision.
 
-A residual sum and the norm after it are one kernel, also across layers: a layer returns the sum so far and the output
-of its last linear layer, which the next layer's first norm adds. Weight gradients are computed in the precision of the
-weights, and nothing is copied. Only layers without biases are supported; ModernBERT has none.
+One kernel computes a residual sum and the norm after it, even if the norm belongs to the next layer: a layer returns
+the sum so far and the output of its last linear layer, and the next layer's first kernel adds both. Weight gradients
+are computed in the precision of the weights, and nothing is copied. Layers with biases are not supported; ModernBERT
+has no biases.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ except ImportError:  # no Triton
 
 
 class PreNormKernels(NamedTuple):
-    """The kernels of one layer: modules or objects with the functions of those in `ranker.encoders.kernels`.
+    """The kernels of one layer: modules of `ranker.encoders.kernels`, or objects with the same functions.
 
     Args:
         add_norm: See `ranker.encoders.kernels.add_norm`.
         gated_gelu: See `ranker.encoders.kernels.gated_gelu`.
         rotation: See `ranker.encoders.kernels.rotation`.
-        attention: See `ranker.encoders.kernels.short_attention`; None: torch's kernel for long rows.
+        attention: See `ranker.encoders.kernels.short_attention`; None: torch's kernel is used, for long rows.
     """
 
     add_norm: Any
@@ -49,11 +50,11 @@ def triton_pre_norm_kernels(short: bool) -> PreNormKernels:
 
 
 class Stream(NamedTuple):
-    """The states between layers: `summed + pending`.
+    """The states between layers, as two terms: `summed + pending`.
 
     Args:
         summed: [tokens, dim].
-        pending: Output of the last layer, which is not added yet, [tokens, dim]; None: nothing is missing.
+        pending: Output of the last layer, which is not added yet, [tokens, dim]; None: there is nothing to add.
     """
 
     summed: Tensor
@@ -78,7 +79,7 @@ def pre_norm_kernel_layer(
     """Run `pre_norm_layer` through kernels.
 
     Args:
-        stream: States in bf16 or fp16.
+        stream: The states, in bf16 or fp16.
         weights: Weights of the layer.
         settings: Constants of the layer.
         kernels: The kernels to call.
@@ -100,7 +101,7 @@ def pre_norm_kernel_layer(
 
 
 def final_norm(stream: Stream, gain: Tensor, epsilon: float, kernels: PreNormKernels) -> Tensor:
-    """Return the norm of the states, [tokens, dim]."""
+    """Return the norm of the states after the last layer, [tokens, dim]."""
     _, normed = norm_linear(stream, gain, None, Dropout(None, 0.0), epsilon, kernels)
     return normed
 
@@ -112,10 +113,10 @@ def norm_linear(
 
     Args:
         stream: The states.
-        gain: Of the norm, [dim]; None: no norm, as in the first layer, before which nothing is pending.
-        weight: [out, dim]; None: the norm is the result.
-        dropout: Applied to what is pending.
-        epsilon: Of the norm.
+        gain: Gain of the norm, [dim]; None: no norm, as in the first layer, before which nothing is pending.
+        weight: [out, dim]; None: no product, so the second result is the norm.
+        dropout: Dropout of `pending`.
+        epsilon: Epsilon of the norm.
         kernels: The kernels to call.
     """
     if gain is None:
@@ -133,7 +134,7 @@ def _linear(inner: Tensor, weight: Tensor) -> Tensor:
 def _attend(
     qkv: Tensor, settings: PreNormSettings, kernels: PreNormKernels, rows: PackedRows, rotary: Rotary
 ) -> Tensor:
-    """Rotate queries and keys of [tokens, 3 * dim] in place, and attend; returns [tokens, heads, head size]."""
+    """Rotate queries and keys of [tokens, 3 * dim] in place, and compute attention, [tokens, heads, head size]."""
     if kernels.attention is None:
         rotated: Any = _Rotation.apply(qkv, settings.num_heads, rotary, kernels)
         return library_attention(rotated.view(len(qkv), 3, settings.num_heads, -1), rows, settings.window)
@@ -143,7 +144,7 @@ def _attend(
 
 
 class _NormLinear(torch.autograd.Function):
-    """`summed = residual + dropout(pending)`, and `norm(summed)`, multiplied by a weight if there is one."""
+    """Compute `summed = residual + dropout(pending)` and `norm(summed)`, multiplied by a weight if there is one."""
 
     @staticmethod
     def forward(
@@ -191,7 +192,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotation of queries and keys, in place: nothing else reads the linear layer's output or its gradient."""
+    """Rotate queries and keys in place; nothing else reads the linear layer's output or its gradient."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, num_heads: int, rotary: Rotary, kernels: PreNormKernels) -> Tensor:
@@ -209,7 +210,7 @@ class _Rotation(torch.autograd.Function):
 
 
 class _ShortAttention(torch.autograd.Function):
-    """Rotation, in place as in `_Rotation`, and attention through the kernel for short rows."""
+    """Rotate queries and keys in place, and compute attention with the kernel for short rows."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,6 @@
 """One pre-norm transformer layer with rotary positions over ragged tokens, as in ModernBERT.
 
-This is the readable reference that `pre_norm_kernels` must agree with. ModernBERT is Warner et al., 2024
+This is the readable reference with which `pre_norm_kernels` must agree. ModernBERT is Warner et al., 2024
 (arXiv:2412.13663). The layer is a function of its weights, so that one compiled function runs all layers.
 """
 
@@ -22,9 +22,9 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class PreNormWeights(NamedTuple):
-    """Weights of one ModernBERT layer: of linear layers [out, in], biases [out], gains and shifts of norms [dim].
+    """Weights of a ModernBERT layer: matrices [out, in] and biases [out]; gains and shifts of the norms [dim].
 
-    None: the layer has no such weight. The first layer has no norm before attention.
+    None: the layer does not have this weight. The first layer has no norm before attention.
     """
 
     attention_gain: Tensor | None
@@ -50,7 +50,7 @@ class PreNormWeights(NamedTuple):
 
     @property
     def has_biases(self) -> bool:
-        """Whether a linear layer has a bias or a norm a shift."""
+        """Whether a linear layer has a bias, or a norm has a shift."""
         return any(
             weight is not None
             for weight in (self.attention_shift, self.qkv_bias, self.attention_out_bias, self.mlp_shift, self.up_bias,
@@ -63,10 +63,10 @@ class PreNormSettings(NamedTuple):
 
     Args:
         num_heads: Attention heads.
-        window: Largest distance between a token and those that it attends to; None: no limit.
+        window: Largest distance between a token and a token that it attends to; None: no limit.
         attention_dropout: Probability of dropout before the first residual sum.
         mlp_dropout: Probability of dropout before the last linear layer.
-        epsilon: Added to the variance by both norms.
+        epsilon: Number that both norms add to the variance.
     """
 
     num_heads: int
@@ -81,7 +81,7 @@ class Rotary(NamedTuple):
 
     Args:
         cos: Cosines of the angles of each position, [positions, head size / 2].
-        sin: Sines, the same shape.
+        sin: Sines of the angles, [positions, head size / 2].
         position_ids: Position of each token in its row, int64 [tokens].
     """
 
@@ -94,8 +94,8 @@ class PreNormFunctions(NamedTuple):
     """The operations that `pre_norm_layer` calls.
 
     Args:
-        attend: (queries, keys and values [tokens, 3, heads, head size], rows, rotary, window) -> [tokens, heads, head
-            size]; rotates and attends.
+        attend: Function that rotates queries and keys and computes attention: (queries, keys and values [tokens, 3,
+            heads, head size], rows, rotary, window) -> [tokens, heads, head size].
         activation: Activation of the gated feed-forward block.
     """
 
@@ -119,14 +119,14 @@ def pre_norm_layer(
         states: [tokens, dim].
         weights: Weights of the layer.
         settings: Constants of the layer.
-        functions: The operations; `functions.attend` determines the type of `rows`.
+        functions: The operations; their `attend` determines the type of `rows`.
         rows: Row boundaries for attention.
-        rotary: Rotations of this kind of layer.
+        rotary: Rotations of the layer, which differ between layers with and without a window.
         hashes: Dropout hashes after attention and within the feed-forward block, each int32 [output tokens] or None.
-        first_tokens: Index of each row's first token, int32 [rows]: only these leave attention. None: all do.
+        first_tokens: Index of each row's first token, int32 [rows]; only these get an output. None: all do.
 
     Returns:
-        [output tokens, dim]; output tokens are all tokens, or one per row with `first_tokens`.
+        [output tokens, dim]. The output tokens are all tokens, or with `first_tokens` one token per row.
     """
     w = weights
     normed = states if w.attention_gain is None else _norm(states, w.attention_gain, w.attention_shift, settings)
@@ -152,7 +152,7 @@ def dropped(values: Tensor, dropout: Dropout) -> Tensor:
 
 
 def rotated(qkv: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate queries and keys, as transformers does: in float32, and in the precision of the cosines if it is higher.
+    """Rotate queries and keys as transformers does: in float32, or in the cosines' precision if it is higher.
 
     Args:
         qkv: [tokens, 3, heads, head size].
@@ -166,10 +166,10 @@ def rotated(qkv: Tensor, rotary: Rotary) -> Tensor:
 
 
 def rotary_row_attention(qkv: Tensor, rows: PaddedRows, rotary: Rotary, window: int | None) -> Tensor:
-    """Rotate, then `row_attention`."""
+    """Rotate queries and keys, then compute `row_attention`."""
     return row_attention(rotated(qkv, rotary), rows, window)
 
 
 def rotary_library_attention(qkv: Tensor, rows: PackedRows, rotary: Rotary, window: int | None) -> Tensor:
-    """Rotate, then `library_attention`."""
+    """Rotate queries and keys, then compute `library_attention`."""
     return library_attention(rotated(qkv, rotary), rows, window)

@@ -16,28 +16,28 @@ from ranker.encoders.pre_norm_kernels import Stream, final_norm
 from ranker.encoders.pre_norm_layer import PreNormSettings, PreNormWeights, Rotary
 from ranker.encoders.stack import RaggedPass, left_out
 
-WINDOWED = "sliding_attention"  # layers whose tokens attend only to tokens within a window
+WINDOWED = "sliding_attention"  # type of layers whose tokens attend only within a window
 
 
 class PreNormStack:
-    """See `ranker.encoders.stack.Stack`."""
+    """ModernBERT's embeddings and layers; for the methods see `ranker.encoders.stack.Stack`."""
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the dropout rates of the embeddings and of a layer's two sites, which are the same in all layers."""
+        """Return the dropout rates of the embeddings and of a layer's two sites; they are equal in all layers."""
         first = model.layers[0]
         return tuple(_rate(dropout) for dropout in (model.embeddings.drop, first.attn.out_drop, first.mlp.drop))
 
     def attention_dropout(self, model: Any) -> float:
-        """Return the last layer's dropout rate on attention weights."""
+        """Return the dropout rate of the last layer's attention weights."""
         attention = model.layers[-1].attn
         return attention.attention_dropout if attention.training else 0.0
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the weights of queries, keys, values, output and the three feed-forward matrices."""
+        """Return the number of weights in a layer's matrices: queries, keys, values, output, three feed-forward."""
         return 4 * config.hidden_size**2 + 3 * config.hidden_size * config.intermediate_size
 
     def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
-        """Yield the states after the embeddings and after each layer, or only the last."""
+        """Yield the states after the embeddings and after each layer, or only the last layer's."""
         path = choose_pre_norm_path(model, run)
         sites = _Sites(model, run)
         states = _embedded(model, run, path, sites.next(model.embeddings.drop))
@@ -74,18 +74,18 @@ class PreNormStack:
 
 
 class _Sites:
-    """Hashes of the dropout modules in the order in which transformers' forward pass calls them."""
+    """Dropout hashes of each site, in the order in which transformers' forward pass calls the dropout modules."""
 
     def __init__(self, model: Any, run: RaggedPass) -> None:
         dropouts = [model.embeddings.drop]
         for layer in model.layers:
             dropouts += [layer.attn.out_drop, layer.mlp.drop]
-        dropouts = [dropout for dropout in dropouts if isinstance(dropout, nn.Dropout)]  # others drop nothing
+        dropouts = [dropout for dropout in dropouts if isinstance(dropout, nn.Dropout)]  # other modules drop nothing
         self._hashes = run.hashes(len(dropouts)) if any(map(_rate, dropouts)) else None
         self._site = 0
 
     def next(self, dropout: nn.Module, selected: Tensor | None = None) -> Tensor | None:
-        """Return the hashes of the next module, int32 [selected tokens]; None: it drops nothing."""
+        """Return the hashes of the next module, int32 [selected tokens]; None: the module drops nothing."""
         if not isinstance(dropout, nn.Dropout):
             return None
         site, self._site = self._site, self._site + 1
@@ -95,7 +95,7 @@ class _Sites:
 
 
 def _embedded(model: Any, run: RaggedPass, path: LayerPath, hashes: Tensor | None) -> Tensor:
-    """Return the states before the first layer, [tokens, dim]; without padding in the precision of the layers."""
+    """Return the states before the first layer, [tokens, dim]; without padding, in the dtype of the layers."""
     embeddings, tokens = model.embeddings, run.layout.batch.tokens
     words, rate = embeddings.tok_embeddings, _rate(embeddings.drop)
     dtype = run.state_dtype(words.weight)
@@ -108,7 +108,7 @@ def _embedded(model: Any, run: RaggedPass, path: LayerPath, hashes: Tensor | Non
 
 
 def _rotary(model: Any, run: RaggedPass, kind: str, longest: int) -> Rotary:
-    """Return the rotations of a kind of layers, from transformers' own module."""
+    """Return the rotations of one kind of layers, computed by transformers' own module."""
     weight = model.embeddings.tok_embeddings.weight
     precise = torch.promote_types(weight.dtype, torch.float32)
     positions = torch.arange(longest, device=weight.device).unsqueeze(0)

@@ -1,7 +1,7 @@
-"""Models with BERT's modules from which attention heads were removed.
+"""Load models with BERT's modules from which attention heads were removed.
 
-Their configuration has the key `pruned_heads` of transformers 4: layer -> numbers of the removed heads. Version 5 does
-not read this key, so this module makes the linear layers smaller before the weights are loaded.
+Their configuration has the key `pruned_heads` of transformers 4: layer -> indices of the removed heads. transformers 5
+does not read this key, so this module makes the linear layers smaller before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ KEY = "pruned_heads"
 
 
 def removed_heads(config: Any) -> dict[int, list[int]]:
-    """Return layer -> numbers of the removed heads; empty if no head was removed.
+    """Return layer -> indices of the removed heads; empty if no head was removed.
 
     Args:
-        config: A configuration of transformers, or its dict.
+        config: A configuration of transformers, or its values as a dict.
     """
     stored = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
     return {int(layer): sorted(heads) for layer, heads in (stored or {}).items() if heads}
 
 
 def with_fewer_heads(kind: Any, config: Any) -> Any:
-    """Return a subclass whose models are built without the removed heads; `kind` itself if no head was removed.
+    """Return a subclass whose models are built without the removed heads, or `kind` itself if no head was removed.
 
     Args:
         kind: A model class of transformers.
@@ -45,7 +45,7 @@ def with_fewer_heads(kind: Any, config: Any) -> Any:
 
 
 def remove_heads(model: Any, removed: dict[int, list[int]]) -> None:
-    """Make the linear layers of attention smaller, with the weights of the kept heads only."""
+    """Make the linear layers of attention smaller; they keep only the weights of the other heads."""
     for number, heads in removed.items():
         attention = model.base_model.encoder.layer[number].attention
         own, size = attention.self, attention.self.attention_head_size

@@ -1,7 +1,7 @@
-"""Linear layers in 8 bits: int8 on a CPU, fp8 on GPUs that support it, and training with the rounding of int8.
+"""Linear layers in 8 bits: int8 on a CPU, fp8 on GPUs that support it; and training with the rounding of int8.
 
-Each token of the input and each output unit of a layer has its own scale, so that a pair's score does not depend on the
-rest of the batch. Embeddings, norms, attention between tokens, and scoring heads keep their precision.
+Each token of the input, and each output unit of a layer, has its own scale, so the score of a pair does not depend on
+the rest of the batch. Embeddings, norms, attention between tokens, and scoring heads keep their precision.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from ranker.errors import ConfigError
 
-INT8, FP8 = 127.0, 448.0  # largest value of each type
+INT8, FP8 = 127.0, 448.0  # largest values of the two types
 KINDS = ("int8", "fp8")
 
 
 def scales(values: Tensor, largest: float) -> Tensor:
-    """Return each row's largest absolute value divided by `largest`, float32 [..., 1]; 1 for rows of zeros."""
+    """Return the largest absolute value of each row divided by `largest`, float32 [..., 1]; 1 for rows of zeros."""
     most = values.abs().amax(-1, keepdim=True).float()
     return torch.where(most > 0, most / largest, torch.ones_like(most))
 
@@ -27,14 +27,14 @@ def scales(values: Tensor, largest: float) -> Tensor:
 class Int8Weight:
     """A linear layer's weight in int8, which `torch.nn.functional.linear` accepts in place of a tensor.
 
-    The inputs are rounded to int8, too. The layer's output is the integer product of both, times the scales of inputs
-    and weights. The method is Q8BERT (Zafrir et al., 2019, arXiv:1910.06188) with a scale for each token instead of one
-    for all.
+    The inputs are also rounded to int8. The layer's output is the integer product of both, times the scales of inputs
+    and weights. The method is Q8BERT (Zafrir et al., 2019, arXiv:1910.06188), but with a scale for each token instead
+    of one scale for all.
 
     Args:
         values: The rounded weight divided by its scales, int8 [out, in].
         scale: Scale of each output unit, float32 [out].
-        kind: Type of the weight before rounding.
+        kind: Dtype of the weight before rounding.
     """
 
     def __init__(self, values: Tensor, scale: Tensor, kind: torch.dtype) -> None:
@@ -54,7 +54,7 @@ class Int8Weight:
         return (self.values.float() * self.scale.unsqueeze(1)).to(self.dtype)
 
     def unflatten(self, *sizes: Any) -> Tensor:
-        """Return the rounded weight in the shape of `Tensor.unflatten`."""
+        """Return the rounded weight, reshaped as by `Tensor.unflatten`."""
         return self.dequantized().unflatten(*sizes)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
@@ -70,7 +70,7 @@ class Int8Weight:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        """Implement `functional.linear` and `torch.cat`, the functions that layers call with a weight."""
+        """Implement `functional.linear` and `torch.cat`, the two functions that layers call with a weight."""
         options = options or {}
         if function is functional.linear:
             inputs, weight, *rest = arguments
@@ -94,14 +94,14 @@ class QuantizationAware(nn.Linear):
 
 
 def rounded(values: Tensor) -> Tensor:
-    """Return values [..., in] rounded to int8 by rows; the gradient ignores the rounding (Bengio et al., 2013)."""
+    """Return values [..., in] rounded to int8 row by row. The gradient ignores the rounding (Bengio et al., 2013)."""
     factors = scales(values.detach(), INT8)
     near = ((values.detach().float() / factors).round() * factors).to(values.dtype)
     return values + (near - values).detach()
 
 
 class Fp8Linear(nn.Module):
-    """A linear layer that multiplies in fp8 (e4m3), with a scale for each token and each output unit.
+    """A linear layer that multiplies in fp8 (e4m3), with a scale for each token and for each output unit.
 
     Args:
         linear: The layer.
@@ -120,7 +120,7 @@ class Fp8Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the layer's output: bfloat16 on a GPU; on a CPU, which has no fp8 product, the type of the inputs."""
+        """Return the output, in bfloat16 on a GPU. A CPU has no fp8 product, so there it has the inputs' dtype."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         factors = scales(rows, FP8)
         small = (rows.float() / factors).to(torch.float8_e4m3fn)
@@ -134,7 +134,7 @@ class Fp8Linear(nn.Module):
         return product.view(*inputs.shape[:-1], self.out_features)
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
-        """Move to a device. Fp8 weights ignore a change of type, for example by Lightning's precision plugins."""
+        """Move to a device. Fp8 weights ignore a change of dtype, for example by Lightning's precision plugins."""
         weight, scale = self.weight, self.scale
         super()._apply(function, recurse)
         self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
@@ -142,7 +142,7 @@ class Fp8Linear(nn.Module):
 
 
 def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers of a model, each with its parent module and its name there: (parent, name, layer)."""
+    """Return each linear layer of a model as (parent module, name in the parent, layer)."""
     return [
         (parent, name, part)
         for parent in model.modules()
@@ -164,7 +164,7 @@ def to_int8(model: nn.Module) -> None:
         linear.__class__ = nn.Linear
         del linear.weight
         linear.weight = weight  # type: ignore[assignment]
-        # in the state dict, whose hash tells stored vectors of a quantised model from those of the original
+        # the state dict gets the values, so that its hash tells a quantized model's vectors from the original's
         linear.register_buffer("int8", weight.values)
         linear.register_buffer("int8_scale", weight.scale)
 

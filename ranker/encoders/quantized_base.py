@@ -1,7 +1,7 @@
-"""Frozen weights of adapted layers in 4 or 8 bits, by bitsandbytes (QLoRA, Dettmers et al., 2023, arXiv:2305.14314).
+"""Frozen weights of adapted layers in 4 or 8 bits, with bitsandbytes (QLoRA, Dettmers et al., 2023, arXiv:2305.14314).
 
-`nf4` rounds blocks of 64 weights to the 16 values of NormalFloat. `int8` rounds rows to 8 bits and computes columns
-with large inputs in half precision (LLM.int8, arXiv:2208.07339).
+`nf4` rounds each weight to one of the 16 values of NormalFloat, with a scale for each block of 64. `int8` rounds rows
+to 8 bits, and computes columns with large inputs in half precision (LLM.int8, arXiv:2208.07339).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ranker.errors import ConfigError
 
 
 def quantize_base(model: nn.Module, kind: str) -> None:
-    """Replace the frozen weights of adapted layers by rounded ones; the other frozen weights become bfloat16.
+    """Round the frozen weights of adapted layers; convert the other frozen weights to bfloat16.
 
     Args:
         model: A transformers model with adapters.
         kind: `nf4` or `int8`.
 
     Raises:
-        ConfigError: A layer is none of torch's linear layers.
+        ConfigError: An adapted layer is no linear layer of torch.
     """
-    remember_base(model)  # the fingerprint of a base does not depend on its precision
+    remember_base(model)  # before rounding, because the base's fingerprint must not depend on its precision
     for layer in adapted_layers(model):
         if type(layer.base_layer) is not nn.Linear:
             raise ConfigError(
                 f"encoder.lora.base: expected float32 or bfloat16, since {type(layer.base_layer).__name__} has no form "
                 f"in {kind}; got {kind}"
             )
-        layer.siblings = None  # rounded weights are not stacked with those of other layers
+        layer.siblings = None  # rounded weights can't be stacked with those of other layers
         layer.base_layer = rounded_layer(layer.base_layer, kind)
     cast_base(model, torch.bfloat16)
 
 
 def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
-    """Return a linear layer with rounded weights, which are in no state dict.
+    """Return a linear layer with rounded weights, which are not part of any state dict.
 
     Args:
         linear: The layer.
@@ -51,7 +51,7 @@ def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
     weight = linear.weight.detach().contiguous()
     rounded: Any
     if kind == "nf4":
-        rounded = library.Linear4bit(*sizes, quant_type="nf4")  # computes in the precision of states
+        rounded = library.Linear4bit(*sizes, quant_type="nf4")  # computes in the precision of the states
         rounded.weight = library.Params4bit(weight, requires_grad=False, quant_type="nf4", module=rounded)
     else:
         rounded = library.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0)
@@ -65,7 +65,7 @@ def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
 
 @cache
 def _stateless(layer: type) -> type:
-    """Return a class of layers whose rounded weights are in no state dict: the configuration names their origin."""
+    """Return a subclass of a layer whose weights are in no state dict, since the configuration names their origin."""
 
     def nothing(*_: Any, **__: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Ragged batches: which row and position each token has, conversion to and from padded tensors, padding rows."""
+"""Ragged batches: row and position of each token, conversion to and from padded tensors, padding rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.row_groups import row_groups
 from ranker.types import TokenBatch
 
-TILE = 64  # tokens; see pad_to_tiles
+TILE = 64  # number of tokens, see `pad_to_tiles`
 
 
 class PaddedGroup(NamedTuple):
-    """Rows of similar lengths, padded to the longest of them.
+    """Rows of similar lengths, padded to the longest row of the group.
 
     Args:
         rows: Indices of the rows, int64 [group rows].
-        tokens: Index of each of their tokens in the batch, int64 [group tokens].
-        cells: Index of each of these tokens in the flattened padded tensor, int64 [group tokens].
+        tokens: Index in the batch of each token of these rows, int64 [group tokens].
+        cells: Index in the flattened padded tensor of each token of these rows, int64 [group tokens].
         key_mask: True for tokens that are attended to, bool [group rows, length].
     """
 
@@ -47,14 +47,14 @@ class PaddedGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class RaggedLayout:
-    """Row and position of each token of a ragged batch, computed once per forward pass and read by every layer.
+    """Row and position of each token of a ragged batch, computed once per forward pass and used by every layer.
 
     Args:
         batch: The batch.
         row_indices: Row of each token, int64 [tokens].
         position_ids: Position of each token in its row, from 0, int64 [tokens].
         key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
-        cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
+        cu_keys: Cumulative numbers of attended tokens, int32 [rows + 1].
     """
 
     batch: TokenBatch
@@ -65,7 +65,7 @@ class RaggedLayout:
 
     @classmethod
     def of(cls, batch: TokenBatch) -> RaggedLayout:
-        """Compute the layout on the batch's device, without a synchronisation with the host."""
+        """Compute the layout on the batch's device; the host does not wait."""
         starts, lengths = batch.cu_seqlens[:-1].long(), batch.cu_seqlens.diff().long()
         row_indices = torch.repeat_interleave(
             torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens
@@ -79,10 +79,10 @@ class RaggedLayout:
 
     @property
     def blocks(self) -> Tensor:
-        """Row and first position of each block of up to `BLOCK` tokens, int32 [blocks, 2].
+        """Row, and position of the first token, of each block of up to `BLOCK` tokens, int32 [blocks, 2].
 
-        Only the device knows the number of blocks, so the tensor has the largest number that this count of rows and
-        tokens allows. Unused entries have row -1.
+        Only the device knows the number of blocks, so the tensor has the largest possible number for so many rows and
+        tokens. Unused entries have row -1.
         """
         counts = (self.batch.cu_seqlens.diff().long() + BLOCK - 1) // BLOCK
         ends = counts.cumsum(0)
@@ -94,17 +94,17 @@ class RaggedLayout:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Row lengths; on a GPU the host waits for them."""
+        """Length of each row. On a GPU, the host waits for them."""
         return self.batch.cu_seqlens.diff().tolist()
 
     @cached_property
     def key_counts(self) -> list[int]:
-        """Number of attended tokens of each row; on a GPU the host waits for them."""
+        """Number of attended tokens of each row. On a GPU, the host waits for them."""
         return self.cu_keys.diff().tolist()
 
     @cached_property
     def groups(self) -> tuple[PaddedGroup, ...]:
-        """Groups of rows for padded attention, without empty rows; on a GPU the host waits for their lengths."""
+        """Groups of rows for padded attention, without empty rows. On a GPU, the host waits for the row lengths."""
         starts, attended = self.batch.cu_seqlens[:-1].long(), self.batch.attended
         groups = []
         for group in row_groups(self.batch.cu_seqlens):
@@ -118,7 +118,7 @@ class RaggedLayout:
 
     @cached_property
     def from_groups(self) -> Tensor:
-        """Place of each token in the concatenation of the groups, int64 [tokens]."""
+        """Index of each token in the concatenation of the groups, int64 [tokens]."""
         return torch.cat([group.tokens for group in self.groups]).argsort()
 
     @cached_property
@@ -151,16 +151,16 @@ class RaggedLayout:
 
 
 def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1) -> TokenBatch:
-    """Append padding rows until the number of tokens is a multiple of `multiple` and that of rows of `row_multiple`.
+    """Append padding rows until the number of tokens, and the number of rows, are multiples of the given values.
 
-    Matrix products then work on full tiles, and compiled code meets few shapes. A padding row has at most `TILE`
-    tokens. There is one padding row for each `TILE` in `multiple`, and as many empty ones as complete the number of
-    rows. The maximum length is rounded up to a multiple of `TILE`, too.
+    Matrix products then work on full tiles, and compiled code gets only few shapes. A padding row has at most `TILE`
+    tokens. There is one padding row for each `TILE` in `multiple`, and then empty rows until the number of rows is
+    right. The maximum length is also rounded up to a multiple of `TILE`.
 
     Args:
         batch: The batch.
-        multiple: Tokens, itself a multiple of `TILE`.
-        row_multiple: Rows.
+        multiple: Divisor of the number of tokens; itself a multiple of `TILE`.
+        row_multiple: Divisor of the number of rows.
     """
     num_padding = -batch.num_tokens % multiple
     num_rows = multiple // TILE

@@ -1,4 +1,4 @@
-"""The forward pass of models whose layers this package knows: linear layers see real tokens only."""
+"""The forward pass of models whose layers this package knows. Linear layers compute no padding within rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ranker.encoders.stack import RaggedPass, Stack, draw_seed
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
-STACKS: Mapping[str, Stack] = {  # by `Family.layers`
+STACKS: Mapping[str, Stack] = {  # by the value of `Family.layers`
     "bert": PostNormStack(),
     "distilbert": DistilBertStack(),
     "modernbert": PreNormStack(),
@@ -32,12 +32,12 @@ STACKS: Mapping[str, Stack] = {  # by `Family.layers`
 
 
 class RaggedForward:
-    """Run batches without padding; small training passes on CUDA are replayed as CUDA graphs.
+    """Run batches without padding. Small training passes on CUDA are replayed as CUDA graphs.
 
     Args:
         execution: Options.
-        ids_in_table: Whether the word table has a row for every token id of the tokenizer. If False,
-            torch's lookup is used instead of the embedding kernel, because only the former reports an out-of-range id.
+        ids_in_table: Whether the word table has a row for every token id of the tokenizer. If False, torch's lookup
+            replaces the embedding kernel, because only torch reports an id that is out of range.
     """
 
     def __init__(self, execution: Execution, ids_in_table: bool) -> None:
@@ -63,9 +63,9 @@ class RaggedForward:
             batch: The batch.
             output: States to return.
             training: Whether the encoder is in training mode; only then passes are replayed.
-            dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
+            dropout_seed: Seed of the dropout masks; None: drawn from torch's generator if dropout is on.
             begin: The point from which the pass continues; None: it begins at the embeddings.
-            skipped: Numbers of the layers that the pass leaves out; a pass that may leave some out is not replayed.
+            skipped: Indices of the layers that this pass leaves out. A pass that may leave out layers is not replayed.
         """
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         if batch.lists is not None and unpadded:
@@ -84,16 +84,16 @@ class RaggedForward:
 
     def can_skip_other_tokens(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        if batch.lists is not None:  # the other tokens are then dropped after attention
+        if batch.lists is not None:  # with lists, the other tokens are dropped after attention
             return True
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))
 
     def _may_replay(self, model: Any, batch: TokenBatch) -> bool:
-        """Return whether a CUDA graph may ever replay this training pass; if so, its sizes are rounded up.
+        """Return whether a CUDA graph may ever replay this training pass; its sizes are then rounded up.
 
-        Decided from the batch, the model and the options alone, so a resumed or repeated step pads to the same sizes
-        and gets the same bits.
+        The decision depends only on the batch, the model and the options. So a resumed or repeated step is padded to
+        the same sizes and gives the same bits.
         """
         graphs, config = self.execution.graphs, model.config
         if graphs is False or batch.attended is not None or batch.lists is not None or self.execution.checkpointing:
@@ -107,7 +107,7 @@ class RaggedForward:
         )
 
     def _replayed(self, model: Any, batch: TokenBatch, dropout_seed: int | None, output: Output) -> Iterator[Tensor]:
-        """Yield the last layer's states from a CUDA graph, or from a plain pass where there is none (yet)."""
+        """Yield the last layer's states from a CUDA graph, or from a plain pass if there is no graph (yet)."""
         rates = _stack_of(model).rates(model)
         seed = draw_seed(dropout_seed) if any(rates) else 0
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
@@ -158,7 +158,7 @@ class RaggedForward:
 
 
 def last(states: Iterator[Tensor]) -> Tensor:
-    """Return the last of some states without keeping the earlier ones in memory."""
+    """Return the last states of an iterator without keeping earlier ones in memory."""
     return deque(states, maxlen=1).pop()
 
 

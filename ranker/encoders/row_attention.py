@@ -1,6 +1,6 @@
-"""Self-attention on a CPU: one call of torch's attention per row, so nothing is padded and most rows need no mask.
+"""Self-attention on a CPU: torch's attention is called for each row, so nothing is padded and most rows need no mask.
 
-On a CPU the overhead of such a call is small compared with the work on a row. On a GPU it is not, so rows are padded
+On a CPU, the overhead of a call is small compared with the work on a row. On a GPU it is large, so rows are padded
 there if no kernel without padding runs (`padded_attention`).
 """
 
@@ -16,17 +16,17 @@ from ranker.encoders.ragged import RaggedLayout
 
 
 def runs_by_row(device: torch.device, dropout: float = 0.0) -> bool:
-    """Return whether attention runs row by row: on a CPU without dropout on attention weights."""
+    """Return whether attention runs row by row: on a CPU, without dropout of attention weights."""
     return device.type == "cpu" and dropout == 0
 
 
 def row_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -> Tensor:
-    """Attend row by row where `runs_by_row`, else through `padded_attention`, with the same arguments and result."""
+    """Compute attention row by row if `runs_by_row`, else with `padded_attention`, with the same result."""
     batch = rows.layout.batch
     if batch.lists is not None:
         query, key, value = qkv.unbind(1)
         return list_attention(query, key, value, rows.layout, window=window, dropout=rows.dropout)
-    # only `padded_attention` handles tokens without a key in their window, as tokens that no other attends to may be
+    # only `padded_attention` supports tokens without a key in their window, such as tokens far behind attended ones
     lonely = batch.attended is not None and window is not None and window < batch.max_length - 1
     if lonely or not runs_by_row(qkv.device, rows.dropout):
         return padded_attention(qkv, rows, window)
@@ -43,16 +43,16 @@ def attend_rows(
     causal: bool = False,
     window: int | None = None,
 ) -> Tensor:
-    """Attend within each row.
+    """Compute attention within each row.
 
     Args:
         query: [tokens, heads, head size].
         key: [tokens, key heads, head size]; heads is a multiple of key heads.
         value: As `key`.
-        layout: The rows. With `causal` or a window, all tokens have to be attended to.
+        layout: The rows. With `causal` or a window, all tokens must be attended to.
         scale: Factor of the logits; None: head size ** -0.5.
-        causal: Whether tokens attend to earlier ones and themselves only.
-        window: Largest distance between a token and those that it attends to; None: no limit.
+        causal: Whether a token attends only to itself and earlier tokens.
+        window: Largest distance between a token and a token that it attends to; None: no limit.
 
     Returns:
         [tokens, heads, head size]
@@ -63,7 +63,7 @@ def attend_rows(
         mask = band(longest, window, query.device)
         mask = mask.tril() if causal else mask
     mixed = []
-    with torch.autocast(query.device.type, enabled=False):  # it would turn float32 into half precision again
+    with torch.autocast(query.device.type, enabled=False):  # autocast would turn float32 into half precision again
         parts = [part.split(layout.lengths) for part in precise(query, key, value)]
         for *row, keys in zip(*parts, layout.key_counts, strict=True):
             length = len(row[0])
@@ -79,7 +79,7 @@ def attend_rows(
 
 
 def row_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
-    """Average each row's states: row by row on a CPU, elsewhere through `padded_average`, with the same result.
+    """Average the states of each row: row by row on a CPU, elsewhere with `padded_average`, with the same result.
 
     Args:
         states: [tokens, dim].

@@ -1,4 +1,4 @@
-"""Groups of rows with similar lengths, so that padding costs little where a computation needs padded tensors."""
+"""Groups of rows with similar lengths, so that a computation on padded tensors has little padding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from ranker.data.ragged import tensor_ranges
 from ranker.types import TokenBatch
 
-NEAR = 0.8  # rows at least this share of the longest row's length are padded to it
+NEAR = 0.8  # a row joins a group if it has at least this share of the length of the group's longest row
 
 
 class RowGroup(NamedTuple):
     """Rows of a batch that are padded to one length.
 
     Args:
-        rows: Row numbers, int64 [rows].
-        lengths: Their lengths, int64 [rows].
-        longest: The largest length, as an int.
+        rows: Indices of the rows, int64 [rows].
+        lengths: Length of each of these rows, int64 [rows].
+        longest: The largest of these lengths, as an int.
         uniform: Whether all lengths are equal.
     """
 
@@ -34,8 +34,9 @@ def row_groups(cu_seqlens: Tensor, shortest: float = NEAR) -> list[RowGroup]:
     """Sort rows by length, longest first, and cut them into groups of similar lengths; empty rows are left out.
 
     Args:
-        cu_seqlens: Cumulative row lengths, int32 [rows + 1]; on a GPU this waits for the device.
-        shortest: Length of a group's shortest row as a share of its longest, above 0; 1: equal lengths.
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1]. On a GPU, the host waits for them.
+        shortest: Least length in a group divided by the group's largest, above 0. 1: all rows of a group have one
+            length.
     """
     lengths = cu_seqlens.diff().tolist()
     order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
@@ -57,7 +58,7 @@ def row_groups(cu_seqlens: Tensor, shortest: float = NEAR) -> list[RowGroup]:
 
 
 def select_rows(batch: TokenBatch, group: RowGroup) -> tuple[TokenBatch, Tensor]:
-    """Return the rows of a group as a batch, and the index of each of its tokens in the whole batch, int64 [tokens].
+    """Return the rows of a group as a batch, and the indices of their tokens in the whole batch, int64 [tokens].
 
     Row ids are kept, so dropout masks are those of the whole batch.
     """

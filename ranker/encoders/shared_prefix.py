@@ -1,8 +1,8 @@
-"""One prefix, many rows: the tokens with which several rows begin are computed once, and all these rows attend to them.
+"""Share prefixes: tokens with which several rows begin are computed once, and all these rows attend to them.
 
-A causal model's state of a token depends on the tokens before it alone. So the rows of a query, whose prompts begin
-with the same instruction and query, have the same states there. The batch is cut into segments: the prefix of several
-rows, and what follows it in each row. A segment's positions continue where its prefix ends.
+In a causal model, the state of a token depends only on the tokens up to it. The prompts of a query's docs begin with
+the same instruction and query, so their states are equal there. The batch is cut into segments: a prefix of several
+rows, and the rest of each row. The positions of a segment continue where its prefix ends.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from torch import Tensor
 from ranker.data.ragged import ranges, row_offsets
 from ranker.types import TokenBatch
 
-SHORTEST = 8  # fewest tokens that rows of different groups share
+SHORTEST = 8  # least number of tokens that rows of different groups share
 NEAR = 0.75  # a row joins other rows if it begins with at least this share of their prefix
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """A batch cut into segments.
+    """A batch that is cut into segments.
 
     Args:
-        batch: The segments as rows, each token once. `max_length` is the longest whole row.
+        batch: The segments as rows; each token occurs once. `max_length` is the length of the longest whole row.
         starts: Position of each segment's first token in its row, int64 [segments].
-        key_indices: Indices of the tokens that each segment attends to: its prefix, then its own, int64 [keys].
-        cu_keys: Cumulative counts of these indices, int32 [segments + 1].
-        lengths: Tokens of each segment, on the host.
-        key_counts: Tokens that each segment attends to, on the host.
-        last: Index of the last token of each row of the whole batch, int64 [rows].
+        key_indices: Indices of the tokens to which each segment attends: those of its prefix, then its own, int64
+            [keys].
+        cu_keys: Cumulative numbers of these indices, int32 [segments + 1].
+        lengths: Number of tokens of each segment, on the host.
+        key_counts: Number of tokens to which each segment attends, on the host.
+        last: Index of the last token of each whole row, int64 [rows].
     """
 
     batch: TokenBatch
@@ -46,18 +47,18 @@ class SharedPrefixes:
 
     @classmethod
     def of(cls, batch: TokenBatch, sizes: Sequence[int], across: bool = False) -> SharedPrefixes:
-        """Cut a batch; on a GPU the host waits for its tokens.
+        """Cut a batch into segments. On a GPU, the host waits for the batch's tokens.
 
         Args:
             batch: The rows.
-            sizes: Number of rows of each group; only the rows of a group share a prefix.
+            sizes: Number of rows of each group. Only the rows of a group share a prefix.
             across: Whether adjacent rows of different groups may share a prefix, too. Dropout masks would then depend
-                on the batch.
+                on how the step is split into batches.
         """
         tokens, offsets = batch.tokens.cpu().numpy(), batch.cu_seqlens.cpu().numpy().astype(np.int64)
         rows = [tokens[start:end] for start, end in pairwise(offsets)]
         runs = _joined(rows) if across else _of_groups(rows, sizes)
-        # for each segment: index of its first token, length, row of its dropout masks, position, its prefix or -1
+        # for each segment: index of its first token, length, row of its dropout masks, position, prefix (-1: none)
         found: list[tuple[int, int, int, int, int]] = []
         last = np.zeros(len(rows), dtype=np.int64)
         for run, shared in runs:
@@ -70,7 +71,7 @@ class SharedPrefixes:
                 found.append((offsets[row] + shared, len(rows[row]) - shared, row, shared, prefix))
         first, sizes_of, owners, starts, prefixes = np.array(found, dtype=np.int64).reshape(-1, 5).T
         ends = row_offsets(sizes_of)
-        # a segment's keys are two ranges of the new tokens: its prefix, which may be empty, and its own
+        # the keys of a segment are two ranges of new tokens: its prefix, which may be empty, and its own tokens
         widths = np.stack([np.where(prefixes >= 0, sizes_of[prefixes], 0), sizes_of], axis=1)
         begins = np.stack([ends[:-1][prefixes], ends[:-1]], axis=1)
         counts = widths.sum(axis=1)
@@ -104,14 +105,14 @@ def attend_segments(
     attend: Callable[[list[Tensor], Tensor | None], Tensor],
     window: int | None,
 ) -> Tensor:
-    """Attend segment by segment: causally, to the prefix and to the segment itself.
+    """Compute causal attention segment by segment, to the segment's prefix and to the segment itself.
 
     Args:
         states: Queries, keys and values [tokens, heads, head size].
         prefixes: The segments.
-        attend: Attends from queries to keys, each [1, heads, length, head size], under a mask [queries, keys] or, if it
-            is None, causally.
-        window: Tokens attend to those nearer than this; None: no limit.
+        attend: Function of queries, keys and values, each [1, heads, length, head size], and a mask [queries, keys]; if
+            the mask is None, it attends causally.
+        window: Tokens attend to tokens nearer than this; None: no limit.
 
     Returns:
         [tokens, heads, head size]
@@ -131,7 +132,7 @@ def attend_segments(
 
 
 def _of_groups(rows: list[np.ndarray], sizes: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Return the rows of each group and the length of their common prefix; each row keeps a token of its own."""
+    """Return the rows of each group, and the length of their common prefix; each row keeps a token after it."""
     found, start = [], 0
     for size in sizes:
         run = list(range(start, start + size))
@@ -143,7 +144,7 @@ def _of_groups(rows: list[np.ndarray], sizes: Sequence[int]) -> list[tuple[list[
 
 
 def _joined(rows: list[np.ndarray]) -> list[tuple[list[int], int]]:
-    """Return runs of adjacent rows with a common prefix, and the prefix' length; 0 for a row by itself."""
+    """Return runs of adjacent rows with a common prefix, and the length of this prefix; 0 for a single row."""
     found: list[tuple[list[int], int]] = []
     for row, tokens in enumerate(rows):
         if found:

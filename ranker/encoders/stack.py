@@ -19,7 +19,7 @@ from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged import RaggedLayout
 from ranker.hashing import mix
 
-Log = Callable[[str], None]  # reports a line about the chosen path
+Log = Callable[[str], None]  # writes a line about the chosen path to the log
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class RaggedPass:
         output: States to return.
         unpadded: Whether attention runs without padding.
         seed: Seed of the dropout masks, a tensor int64 [] in a CUDA graph; None: drawn from torch's generator.
-        ids_in_table: Whether every token id of the tokenizer has a row in the word table.
-        log: Reports the chosen path.
+        ids_in_table: Whether the word table has a row for every token id of the tokenizer.
+        log: Writes a line about the chosen path to the log.
         begin: The point from which the pass continues; None: it begins at the embeddings.
-        skipped: Numbers of the layers that this pass leaves out.
+        skipped: Indices of the layers that this pass leaves out.
     """
 
     layout: RaggedLayout
@@ -59,16 +59,16 @@ class RaggedPass:
         firsts = self.layout.batch.cu_seqlens[:-1]
         if not self.unpadded:
             return firsts
-        # `pad_to_tiles` added at least one padding row, so there are at least two rows (compiled code would treat a
-        # count of 1 as a constant). An empty padding row starts past the last token, so its index is clamped.
+        # `pad_to_tiles` has added at least one padding row, so there are at least two rows; compiled code would make a
+        # number of 1 a constant. An empty padding row starts after the last token, so its index is clamped.
         return firsts.clamp(max=self.layout.batch.num_tokens - 1)
 
     def selected(self, is_last: bool) -> Tensor | None:
-        """Return the tokens whose states a layer returns, in the form of `first_tokens`; None: all."""
+        """Return the indices of the tokens whose states a layer returns, like `first_tokens`; None: all tokens."""
         return self.first_tokens if is_last and self.output is Output.FIRST_TOKENS else None
 
     def hashes(self, sites: int) -> Tensor:
-        """Return the dropout hashes of a model with so many sites, int32 [sites, tokens]."""
+        """Return the dropout hashes of a model with this number of sites, int32 [sites, tokens]."""
         batch, rows = self.layout.batch, self.layout.row_indices
         seed = draw_seed(self.seed) if not isinstance(self.seed, Tensor) else self.seed
         return dropout_hashes(
@@ -81,38 +81,38 @@ class RaggedPass:
         return torch.get_autocast_dtype("cuda") if autocast else weight.dtype
 
     def run(self, layer: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a layer; with `checkpointing` its activations are computed again in the backward pass."""
+        """Run a layer. With `checkpointing`, its activations are recomputed in the backward pass."""
         if not (self.execution.checkpointing and torch.is_grad_enabled()):
             return layer(*arguments)
-        # dropout by hash is repeatable without saved state; only attention with padding draws random numbers
+        # dropout by hash can be repeated without saved state; only attention with padding draws random numbers
         return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=not self.unpadded)
 
 
 class Stack(Protocol):
-    """Embeddings and layers of one kind of model."""
+    """The embeddings and layers of one kind of model."""
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the dropout rates in use, except those on attention weights."""
+        """Return the dropout rates in use, except those of attention weights."""
         ...
 
     def attention_dropout(self, model: Any) -> float:
-        """Return the dropout rate in use on the last layer's attention weights."""
+        """Return the dropout rate in use for the last layer's attention weights."""
         ...
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the number of a layer's weights that each token is multiplied by."""
+        """Return the number of a layer's weights that multiply each token."""
         ...
 
     def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
-        """Yield the states after the embeddings and after each layer, perhaps only the last, [tokens, dim]."""
+        """Yield the states after the embeddings and after each layer, or only the last states, [tokens, dim]."""
         ...
 
 
 def left_out(layer: nn.Module, states: Tensor) -> Tensor:
     """Return the states unchanged, with a gradient of 0 for the weights of a layer that is left out.
 
-    On several devices every weight needs a gradient. An optimizer also treats a gradient of 0 differently from no
-    gradient, so without this the result would depend on the number of devices.
+    On several devices, every weight needs a gradient. An optimizer treats a gradient of 0 differently from a missing
+    one, so without this function the result would depend on the number of devices.
     """
     if not torch.is_grad_enabled():
         return states
@@ -121,10 +121,10 @@ def left_out(layer: nn.Module, states: Tensor) -> Tensor:
 
 
 def layers_to_skip(rate: float, layers: int, seed: int) -> frozenset[int]:
-    """Return the numbers of the layers that a training pass leaves out (LayerDrop, Fan et al., 2020, arXiv:1909.11556).
+    """Return the indices of layers that a training pass leaves out (LayerDrop, Fan et al., 2020, arXiv:1909.11556).
 
-    Each but the last is left out with this probability. The draw depends on the seed alone, which is that of the
-    optimizer step, so that all its micro-batches on all devices leave out the same layers.
+    Each layer except the last is left out with the given probability. The draw depends only on the seed, which is that
+    of the optimizer step, so all micro-batches of a step on all devices leave out the same layers.
 
     Args:
         rate: The probability.

@@ -1,4 +1,4 @@
-"""The text encoder of a transformers checkpoint: which class, how many layers, which dropout rates."""
+"""Build the text encoder of a transformers checkpoint: its class, number of layers and dropout rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ranker.encoders.family import family_of
 from ranker.encoders.pruned_heads import removed_heads, with_fewer_heads
 from ranker.errors import ConfigError
 
-# configuration keys of dropout on token states, and of dropout on attention weights, over all families
+# configuration keys of all families: for dropout of token states, and for dropout of attention weights
 DROPOUTS = (
     "hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate", "resid_pdrop", "embd_pdrop", "mlp_dropout",
     "embedding_dropout", "embd_dropout", "feed_forward_dropout",
@@ -23,23 +23,23 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn
 
 
 def model_class(config: PretrainedConfig) -> Any:
-    """Return the class that encodes texts: for an encoder-decoder, its encoder, if transformers has a class for it.
+    """Return the class that encodes texts. For an encoder-decoder, it is the encoder, if transformers has its class.
 
-    If there is no such class (BART), the whole model is used. The states of a text are then those of the decoder, which
-    BART's own classifier reads, too.
+    If there is no such class (BART), it is the whole model. The states of a text are then those of the decoder, which
+    BART's own classifier also reads.
     """
     own = _own_class(config)
     return getattr(transformers, own.__name__.removesuffix("Model") + "EncoderModel", AutoModel) if own else AutoModel
 
 
 def _own_class(config: PretrainedConfig) -> Any:
-    """Return the class that `AutoModel` takes; None for a model with code of its own."""
+    """Return the class that `AutoModel` chooses; None for a model with its own code."""
     own: Any = MODEL_MAPPING.get(type(config), None)
     return own[0] if isinstance(own, tuple) else own
 
 
 def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
-    """Return the constructor arguments that leave out the pooler, whose parameters would be unused under DDP."""
+    """Return the constructor arguments that leave out the pooler, since DDP would complain of unused parameters."""
     own = _own_class(config)
     if own is not None and "add_pooling_layer" in inspect.signature(own).parameters:
         return {"add_pooling_layer": False}
@@ -57,7 +57,7 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def place_of(name: str | Path) -> tuple[str, dict[str, str]]:
-    """Return the folder or hub id of weights, and further arguments of `from_pretrained`: the name of a GGUF file.
+    """Return the folder or hub id of weights, and for a GGUF file an argument of `from_pretrained`, the file's name.
 
     >>> place_of("models/small.Q4_1.gguf"), place_of("org/model")
     (('models', {'gguf_file': 'small.Q4_1.gguf'}), ('org/model', {}))
@@ -72,10 +72,10 @@ def read(
     """Load a model in float32.
 
     Args:
-        name: Folder, hub id, or a GGUF file.
-        config: Its configuration, perhaps changed.
-        trust_remote_code: Whether code in the folder may run.
-        cached: Whether to read the hub's cache only.
+        name: Folder, hub id, or GGUF file.
+        config: The model's configuration, perhaps changed.
+        trust_remote_code: Whether to allow running code from the folder.
+        cached: Whether to read only the hub's cache.
 
     Returns:
         The model, and transformers' report on missing and unexpected weights.
@@ -95,7 +95,7 @@ def read(
 
 
 def _forget_quantization(model: Any) -> None:
-    """Remove the marks of quantisation that a GGUF file leaves in a model whose weights are plain and saved as such."""
+    """Remove the marks of quantization that a GGUF file leaves in a model. The weights are plain and saved as such."""
     for key in ("quantization_config", "_pre_quantization_dtype"):
         vars(model.config).pop(key, None)
     for key in ("hf_quantizer", "is_quantized", "quantization_method"):
@@ -103,7 +103,7 @@ def _forget_quantization(model: Any) -> None:
 
 
 def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
-    """Freeze weights that no state depends on, such as a pooler that has to stay: DDP expects all gradients."""
+    """Freeze weights on which no state depends, such as a pooler that can't be removed; DDP expects all gradients."""
     names = ("pooler.", *family_of(model.config).frozen)
     for name, weight in model.named_parameters():
         if any(part in name for part in names):
@@ -112,7 +112,7 @@ def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _prepared(config: PretrainedConfig) -> PretrainedConfig:
-    """Change a configuration to that of a text encoder."""
+    """Change a configuration so that it describes a text encoder."""
     config.use_cache = False
     for key, value in family_of(config).config_changes.items():
         setattr(config, key, value)
@@ -120,7 +120,7 @@ def _prepared(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
-    """Change a configuration to that of the lower layers.
+    """Change a configuration so that only the lower layers are built.
 
     Args:
         config: The configuration.
@@ -132,13 +132,13 @@ def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
     """
     if hasattr(config, "block_sizes") or (config.is_encoder_decoder and model_class(config) is AutoModel):
         raise ConfigError(f"encoder.layers: expected null for {name!r} ({config.model_type}), got {layers}")
-    # `get_text_config(encoder=True)` would give a copy of T5's configuration
+    # `get_text_config(encoder=True)` would return a copy of T5's configuration
     part: Any = getattr(config, "encoder", None) or config.get_text_config()
     total = part.num_hidden_layers
     if not 1 <= layers <= total:
         raise ConfigError(f"encoder.layers: expected 1 to {total} for {name!r}, got {layers}")
     for key, value in list(vars(part).items()):
-        # one entry per layer, such as layer_types or attention_window; not Mamba 2's time_step_limit
+        # shorten lists with one entry per layer (layer_types, attention_window), but not Mamba 2's time_step_limit
         if isinstance(value, list) and len(value) == total and ("layer" in key or "window" in key):
             setattr(part, key, value[:layers])
     part.num_hidden_layers = layers
@@ -147,12 +147,12 @@ def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
 
 
 def set_dropout(config: PretrainedConfig, rate: float | None, attention_rate: float | None, name: str) -> None:
-    """Set the rates of dropout on token states and on attention weights.
+    """Set the dropout rates of token states and of attention weights.
 
     Args:
         config: The configuration, before the model is built.
-        rate: Probability; None keeps the checkpoint's.
-        attention_rate: Probability; None keeps the checkpoint's.
+        rate: Rate of token states; None: the checkpoint's.
+        attention_rate: Rate of attention weights; None: the checkpoint's.
         name: Name of the model, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tokenizers and a random BERT, Llama and T5 that are small enough for tests and need no file and no hub."""
+"""Tokenizers, and a random BERT, Llama and T5, small enough for tests. They need no files and no hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tiny_tokenizer(words: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     """Return an uncased WordPiece tokenizer of single characters and pairs of letters, in BERT's layout.
 
     Args:
-        words: Further pieces.
+        words: Further words of the vocabulary.
     """
     characters = [*ascii_lowercase, *digits, *punctuation]
     pairs = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
@@ -48,7 +48,7 @@ def tiny_config(dim: int = 32, layers: int = 2, heads: int = 2, positions: int =
         dim: Size of a state.
         layers: Transformer layers.
         heads: Attention heads.
-        positions: Rows of the position table.
+        positions: Number of rows of the position table.
     """
     return BertConfig(
         vocab_size=len(tiny_tokenizer()),

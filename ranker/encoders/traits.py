@@ -1,7 +1,7 @@
-"""How a model computes that runs through transformers' own forward: measured at loading with a few short rows.
+"""Measure at loading, with a few short rows, how a model computes that runs through transformers' own forward pass.
 
-The code of a family decides on which paths a row has the same states as alone. So three rows run one by one, then
-together, packed and padded, and the states are compared.
+A row must have the same states as if it were the only row. Which paths ensure this depends on the code of the family.
+So three rows run one by one, then together, packed and padded, and the states are compared.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (9, 3, 6)  # of the rows; one more row is longer than the attention window, if there is a short one
-LONGEST = 300  # most tokens of that row
-TOLERANCE = 1e-3  # largest difference as a share of the largest state; wrong paths differ by more than 1e-2
+LENGTHS = (9, 3, 6)  # lengths of the rows; if the attention window is short, one more row is longer than the window
+LONGEST = 300  # largest length of that row
+TOLERANCE = 1e-3  # largest difference of states divided by the largest state; wrong paths differ by more than 1e-2
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class Traits:
     """How a model computes.
 
     Args:
-        path: `packed`: all rows in one row without padding; `padded`: groups of near lengths; `by_length`: groups of
-            equal length, because padding changes the states of other tokens.
+        path: `packed`: all rows in one row without padding; `padded`: groups of rows of near lengths; `by_length`:
+            groups of rows of equal length, because padding changes the states of other tokens.
         first_position: Position id of a row's first token on the packed path.
         dim: Size of a state.
         num_layers: Number of layers whose states the model returns.
         why_padded: Why rows are not packed; empty if they are.
-        packs_unattended: Whether packed rows may have tokens that no other attends to; else such batches are padded.
+        packs_unattended: Whether packed rows may have tokens to which no other token attends. If not, batches with such
+            tokens are padded.
     """
 
     path: str
@@ -55,17 +56,17 @@ class Traits:
 
 
 def measure(model: Any, forward: TransformersForward, token_ids: list[int], packed: bool, family: Family) -> Traits:
-    """Find the fastest path on which each row has the same states as alone.
+    """Find the fastest path on which each row has the same states as if it were the only row.
 
     Args:
         model: The model, on any device.
-        forward: Runs it.
-        token_ids: Ids of common tokens; they are repeated if the rows need more.
-        packed: Whether the packed path may be taken.
-        family: Facts about the family.
+        forward: Runs the model.
+        token_ids: Ids of common tokens, which are repeated if a row needs more.
+        packed: Whether the packed path is allowed.
+        family: Properties of the model's family.
 
     Raises:
-        CheckpointError: Not even a row alone runs, or the states have another shape than [tokens, dim].
+        CheckpointError: Not even a single row runs, or the states do not have the shape [tokens, dim].
     """
     if family.refused:
         raise CheckpointError(f"{_name(model)}: {model.config.model_type} models are not supported: {family.refused}")
@@ -87,7 +88,7 @@ def _measure(model: Any, forward: TransformersForward, token_ids: list[int], pac
     rows = [_batch_of(row) for row in batch.tokens.split(lengths)]
     try:
         alone = [torch.stack(list(forward.padded(model, Request(row, True)).states)) for row in rows]
-    except Exception as error:  # any error of a family's own code
+    except Exception as error:  # the code of a family may raise any error
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{_name(model)}: expected a model that encodes a text of {LENGTHS[0]} tokens by itself, got "
@@ -109,7 +110,7 @@ def _measure(model: Any, forward: TransformersForward, token_ids: list[int], pac
 
 
 def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, expected: Tensor) -> tuple[str, int]:
-    """Return why packed rows do not work, empty if they do, and the position id of a row's first token."""
+    """Return why packed rows do not work (empty if they do), and the position id of a row's first token."""
     config = model.config.get_text_config()
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return "its attention reads chunks of a row", 0
@@ -118,15 +119,15 @@ def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, exp
             forward.first_position = first
             if _same(torch.stack(list(forward.packed(model, Request(batch, True)).states)), expected):
                 return "", first
-    except Exception as error:  # any error of a family's own code
+    except Exception as error:  # the code of a family may raise any error
         return " ".join(str(error).split())[:100] or type(error).__name__, 0
     return "its states of packed rows differ from those of each row alone", 0
 
 
 def _try_unattended(model: Any, forward: TransformersForward, batch: TokenBatch) -> bool:
-    """Find the position id of tokens that no other attends to; return whether their states are right on packed rows.
+    """Find the position id of tokens to which no other token attends; return whether packed rows give right states.
 
-    OPT's mask gives them the position -1.
+    OPT's mask gives these tokens the position -1.
     """
     row = _batch_of(batch.tokens[: LENGTHS[0]])
     kept = LENGTHS[0] - 2
@@ -151,7 +152,7 @@ def _batch(token_ids: list[int], lengths: list[int], device: torch.device) -> To
 
 
 def one_row(token_ids: list[int], device: torch.device) -> TokenBatch:
-    """Return a batch of one row of these tokens."""
+    """Return a batch with one row of these tokens."""
     return _batch_of(torch.tensor(token_ids, device=device))
 
 
@@ -166,11 +167,11 @@ def _name(model: nn.Module) -> str:
 
 
 def common_tokens(tokenizer: Any, num_embeddings: int) -> list[int]:
-    """Return ids of ordinary tokens, special ones left out, for `measure`.
+    """Return ids of ordinary tokens, without special tokens, for `measure`.
 
     Args:
         tokenizer: The tokenizer.
-        num_embeddings: Rows of the embedding table.
+        num_embeddings: Number of rows of the embedding table.
     """
     special = set(tokenizer.all_special_ids)
     ids = [i for i in tokenizer.get_vocab().values() if i < num_embeddings and i not in special]
@@ -180,6 +181,6 @@ def common_tokens(tokenizer: Any, num_embeddings: int) -> list[int]:
 
 
 def reads_segments(config: Any, tokenizer: Any) -> bool:
-    """Whether a model gets segment ids: its table has several, or, if it states no size, its tokenizer gives them."""
+    """Return whether a model gets segment ids, that is, has several; the tokenizer decides if no size is stated."""
     types = getattr(config, "type_vocab_size", None)
     return types > 1 if types is not None else "token_type_ids" in tokenizer.model_input_names

@@ -1,4 +1,4 @@
-"""Transformers' own forward over a batch: on one packed row, or on padded groups of rows."""
+"""Run transformers' own forward pass over a batch: on one packed row, or on padded groups of rows."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """What a forward pass computes.
+    """What a forward pass has to compute.
 
     Args:
         batch: The rows.
         all_layers: Whether to return the states of all layers.
         seed: Seed of the dropout masks; None: no hashed dropout.
         first_token_is_global: See `Encoder.make_first_token_global`.
-        prefixes: How the rows share prefixes, on the packed path; `batch` is then that of its segments.
+        prefixes: How the rows share prefixes, on the packed path; `batch` is then the batch of segments.
         attention: Whether to return each layer's attention weights after the states, on the padded path.
-        columns: Number of columns of these weights, at least the longest row.
+        columns: Number of columns of the attention weights, at least the length of the longest row.
     """
 
     batch: TokenBatch
@@ -55,7 +55,7 @@ class Request:
 
 
 class TransformersForward:
-    """Run a transformers model, of any family, over ragged batches.
+    """Run a transformers model of any family over ragged batches.
 
     Args:
         model: The model.
@@ -63,7 +63,7 @@ class TransformersForward:
 
     Attributes:
         first_position: Position id of a row's first token on the packed path.
-        unattended_position: Position id, there, of tokens that no other attends to; None: that of their place.
+        unattended_position: Position id of tokens to which no other attends, on the packed path; None: their position.
         reads_segments: Whether the model gets segment ids.
     """
 
@@ -80,7 +80,7 @@ class TransformersForward:
         self._takes_global = "global_attention_mask" in parameters
 
     def packed(self, model: Any, request: Request, compile: bool | str = False) -> ForwardPass:
-        """Run a batch as one row [1, tokens].
+        """Run a batch as one packed row [1, tokens].
 
         Args:
             model: The model.
@@ -88,7 +88,7 @@ class TransformersForward:
             compile: Whether to compile the layers, see `Execution`. Compiled layers stay compiled.
 
         Raises:
-            ConfigError: They can't be compiled here, and `compile` is true.
+            ConfigError: `compile` is True, but the layers can't be compiled here.
         """
         if compile and not self._compiled:
             self._compile(model, request.batch.tokens.device, compile is True)
@@ -100,14 +100,14 @@ class TransformersForward:
         Args:
             model: The model.
             request: What to compute.
-            shortest: Length of a group's shortest row as a share of its longest; 1: rows of one length.
+            shortest: Least length in a group divided by the group's largest; 1: all rows of a group have one length.
         """
         groups = row_groups(request.batch.cu_seqlens, shortest)
         computed = sum(group.longest * len(group.rows) for group in groups)
         return ForwardPass(self._padded_states(model, request, groups), computed)
 
     def use(self, model: Any, packed: bool, weights: bool = False) -> None:
-        """Select the attention function of the packed path, the model's own, or the one that returns its weights.
+        """Select an attention function: that of the packed path, the model's own, or one that returns the weights.
 
         Raises:
             NotImplementedError: The family's attention can't be replaced.
@@ -119,11 +119,11 @@ class TransformersForward:
                 raise NotImplementedError("its attention does not go through transformers' attention functions")
 
     def find_dropout(self, model: Any, batch: TokenBatch, packed: bool) -> None:
-        """Replace dropout modules by hashed ones, see `Packing.find_dropout`; find which adapted layers can be stacked.
+        """Replace dropout modules by hashed ones (`Packing.find_dropout`); find adapted layers that can be stacked.
 
         Args:
             model: The model.
-            batch: One row.
+            batch: A batch of one row.
             packed: Whether the packed path is in use.
         """
 
@@ -140,33 +140,33 @@ class TransformersForward:
             group_siblings(adapted_layers(model), run)
 
     def checkpoint_activations(self, model: Any, num_layers: int) -> None:
-        """Recompute each layer's activations in the backward pass in place of storing them.
+        """Recompute each layer's activations in the backward pass instead of storing them.
 
         Args:
             model: The model.
-            num_layers: Its number of layers.
+            num_layers: Number of the model's layers.
 
         Raises:
             ConfigError: The family has no such layers.
         """
         layers = sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
-        if layers < num_layers:  # ALBERT runs one layer several times, and its dropout masks follow the calls
+        if layers < num_layers:  # ALBERT runs one layer several times, and its dropout masks depend on the call
             raise ConfigError(
                 f"encoder.checkpointing: expected false for {model.config.model_type}, whose layers transformers "
                 "can't recompute one by one; got true"
             )
 
-        # older versions have the second name only
+        # older versions of transformers have only the second name
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, "context_fn": self.packing.contexts})
 
     def call(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, segments: Tensor, **more: Any) -> Any:
-        """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""
+        """Call the model on token ids [rows, columns]. Segments are passed only to a model that reads them."""
         if self.reads_segments:
             more["token_type_ids"] = segments
         if (
             self._takes_cache
-        ):  # a cache would keep keys and values, and compiled layers would be compiled for each layer
+        ):  # without this, a cache would keep keys and values, and layers would be compiled one by one
             more["use_cache"] = False
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 
@@ -181,7 +181,7 @@ class TransformersForward:
     def _packed_states(self, model: Any, request: Request) -> Iterator[Tensor]:
         self.use(model, packed=True)
         batch, layout, prefixes = request.batch, RaggedLayout.of(request.batch), request.prefixes
-        if prefixes is not None:  # positions continue where a segment's prefix ends
+        if prefixes is not None:  # the positions of a segment continue where its prefix ends
             layout = replace(layout, position_ids=layout.position_ids + prefixes.starts[layout.row_indices])
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         ids = layout.position_ids + self.first_position
@@ -236,7 +236,7 @@ class TransformersForward:
                 model, tokens, layout.key_mask.long(), layout.pad(batch.segments),
                 output_hidden_states=request.all_layers, **more,
             )  # fmt: skip
-        width = batch.max_length  # some families return more columns, a multiple of a block
+        width = batch.max_length  # some families return more columns, up to a multiple of a block
         states = [layout.unpad(states[:, :width]) for states in _states_of(output, request.all_layers)]
         if request.attention:
             room = (0, request.columns - width)
@@ -253,9 +253,10 @@ def _precision(model: Any, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
-    """Let the states between layers have autocast's precision on CUDA, as those of this package's layers do.
+    """Convert the word embeddings to autocast's precision on CUDA, as this package's own layers do.
 
-    A word table in float32 would make the residual sums of pre-norm layers float32: twice the memory, and slower.
+    Embeddings in float32 would make the residual sums of pre-norm layers float32, which takes twice the memory and is
+    slower.
     """
     table = model.get_input_embeddings()
     if not (table.weight.is_cuda and torch.is_autocast_enabled("cuda")):
@@ -270,7 +271,7 @@ def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
 
 
 def padding_id(config: Any) -> int:
-    """Return a token id for padding, which the mask hides: the configuration's, else its end of text, else 0."""
+    """Return a token id for padding, which masks hide: the configuration's, or its end-of-text token, or 0."""
     config = config.get_text_config()
     for key in ("pad_token_id", "eos_token_id"):
         token = getattr(config, key, None)
@@ -280,7 +281,7 @@ def padding_id(config: Any) -> int:
 
 
 def _states_of(output: Any, all_layers: bool) -> list[Tensor]:
-    """Return the states of all layers, or of the last; of an encoder-decoder, its decoder's."""
+    """Return the states of all layers, or only the last; for an encoder-decoder, those of its decoder."""
     if not all_layers:
         return [output.last_hidden_state]
     return list(output.decoder_hidden_states if "decoder_hidden_states" in output else output.hidden_states)

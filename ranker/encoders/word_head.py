@@ -1,7 +1,7 @@
-"""The logits of a few words from a language model's states: rows of its output matrix, then the family's own steps.
+"""Compute the logits of a few words from a language model's states: by rows of its output matrix, then its own steps.
 
-The logits of all words, `[tokens, vocabulary]`, never exist. The rest of the family's own language model runs
-unchanged, so that transformers applies a bias, a scale or a cap to the logits (Gemma 2).
+Logits of all words, `[tokens, vocabulary]`, are never computed. The rest of the family's own language model runs
+unchanged, so transformers applies a bias, a scale or a cap to the logits (Gemma 2).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ranker.encoders.native_head import GivenStates
 from ranker.encoders.text_model import keep_layers, place_of
 from ranker.errors import CheckpointError
 
-TOLERANCE = 1e-3  # largest difference of logits as a share of the largest; a wrong head differs by more than 1e-2
+TOLERANCE = 1e-3  # largest difference of logits divided by the largest logit; a wrong head differs by more than 1e-2
 
 
 class WordHead(nn.Module):
-    """Return the logits of some words: `ForCausalLM` of the encoder's family with an output matrix of a few rows.
+    """Compute the logits of some words: `ForCausalLM` of the encoder's family with an output matrix of a few rows.
 
     If the family ties the output matrix to the embeddings, the rows are those of the encoder's embeddings and are
     trained with them. Otherwise they are weights of this module.
@@ -34,10 +34,10 @@ class WordHead(nn.Module):
         words: Token ids of the words.
 
     Attributes:
-        tied: Whether the rows are the embeddings'.
+        tied: Whether the rows are rows of the embeddings.
 
     Raises:
-        CheckpointError: The family has no language model, or one that is more than an output layer on the states.
+        CheckpointError: The family has no language model, or its language model is more than an output layer.
     """
 
     def __init__(self, encoder: Encoder, words: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ class WordHead(nn.Module):
         output = whole.get_output_embeddings()
         self.tied = output.weight is base.get_input_embeddings().weight
         self.words, self._name = list(words), next(name for name, part in whole.named_modules() if part is output)
-        # the whole output layer as it was loaded, which stays on the CPU, to be saved
+        # the whole output layer as it was loaded stays on the CPU; `output_state` returns it
         self._loaded = {
             name: value.detach() for name, value in output.named_parameters() if not (self.tied and name == "weight")
         }
@@ -98,9 +98,9 @@ class WordHead(nn.Module):
         return (rows[0] - rows[1]).unsqueeze(0)
 
     def output_state(self) -> dict[str, Tensor]:
-        """Return all weights of the language model outside of the encoder, by name.
+        """Return all weights of the language model outside of the encoder by their names.
 
-        Rows of other words, which are not trained, are as they were loaded. A tied output matrix is left out.
+        Rows of other words are not trained and are as they were loaded. A tied output matrix is left out.
         """
         state = {
             name: value
@@ -120,7 +120,7 @@ class OutputRows(nn.Module):
 
     Args:
         weight: The whole matrix [vocabulary, dim].
-        words: Its rows to keep.
+        words: Indices of the rows to keep.
     """
 
     def __init__(self, weight: Tensor, words: Sequence[int]) -> None:
@@ -133,28 +133,28 @@ class OutputRows(nn.Module):
         return self.weight
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return logits [..., words] of states [..., dim]."""
+        """Return logits [..., words] from states [..., dim]."""
         rows = self.matrix().to(states.dtype)
         return functional.linear(states, rows, None if self.bias is None else self.bias.to(states.dtype))
 
 
 class TiedRows(OutputRows):
-    """An output layer whose rows are those of the embeddings.
+    """An output layer whose rows are rows of the embeddings.
 
     Args:
         embeddings: The embeddings.
-        words: The rows.
+        words: Indices of the rows.
     """
 
     def __init__(self, embeddings: Any, words: Sequence[int]) -> None:
         nn.Module.__init__(self)
-        self.embeddings = [embeddings]  # in a list, because they are the encoder's parameters, not this module's
+        self.embeddings = [embeddings]  # a list, since the embeddings are the encoder's parameters, not this module's
         self.words = list(words)
         self.bias = None
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The rows, [words, dim]; Mamba reads their type."""
+        """The rows, [words, dim]. Mamba reads their dtype."""
         weight: Tensor = self.embeddings[0].weight
         return weight[self.words]
 
@@ -164,11 +164,11 @@ class TiedRows(OutputRows):
 
 
 def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool = False) -> Any:
-    """Return an encoder's model with a head and only its lowest layer; callers take the head from it.
+    """Return an encoder's model with a head and only the lowest layer; callers use the head.
 
     Args:
         encoder: The encoder.
-        config: Its configuration, which is changed.
+        config: The encoder's configuration, which is changed.
         auto_class: A class of transformers, such as `AutoModelForCausalLM`.
         whole_head: Whether the encoder's folder must have all weights of the head.
 
@@ -181,7 +181,7 @@ def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool =
     with torch.device("meta"):
         whole: Any = auto_class.from_config(config, **options)
     outside = [name for name, _ in whole.named_parameters() if not name.startswith(f"{whole.base_model_prefix}.")]
-    if encoder.source is None or not outside:  # all weights of a tied output layer are the encoder's
+    if encoder.source is None or not outside:  # if the output layer is tied, all its weights are the encoder's
         whole = auto_class.from_config(config, **options)
         whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     else:
@@ -195,13 +195,13 @@ def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool =
             kind = auto_class.__name__.removeprefix("AutoModel")
             raise CheckpointError(
                 f"{encoder.source}: expected weights with the head of a {kind} model, {', '.join(missing)} are "
-                "missing; take a checkpoint that has them"
+                "missing; use a checkpoint that has them"
             )
     return whole.eval()
 
 
 def parent_of(model: nn.Module, part: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that holds a part, and the part's name there."""
+    """Return the module that holds a part, and the part's name in this module."""
     name = next(name for name, module in model.named_modules() if module is part)
     parent, _, child = name.rpartition(".")
     return model.get_submodule(parent), child

@@ -1,1 +1,1 @@
-"""Early exit: a cross-encoder with heads at several layers, so that a pair can be scored before the last layer."""
+"""Early exit: a cross-encoder with heads at several layers, which can score a pair before the last layer."""

@@ -1,4 +1,4 @@
-"""Check `model.exits`, and choose the layer for `auto` from a probing report. This module does not import torch."""
+"""Check `model.exits`, and choose the layer for `exits=auto` from a probing report. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ranker.errors import ConfigError
 from ranker.probing.profile import check_encoder, read_profile
 
 KEYS = ("exits",)  # keys of the `model` node whose values `faults_of` checks
-NEARLY = 0.95  # `auto`: smallest value of the chosen layer, as a share of the highest value (see `early_layer`)
+NEARLY = 0.95  # for `auto`: least value of the chosen layer, divided by the highest value (see `early_layer`)
 
 
 def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]:
@@ -34,7 +34,7 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
     entries: list[Any] = exits if isinstance(exits, list) else [exits]
     numbers = [entry for entry in entries if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 1]
     if not entries or len(numbers) < len(entries) or numbers != sorted(set(numbers)):
-        return [f"model.exits: expected middle, auto, or rising layers from 1, such as [2,4]; got {exits!r}"]
+        return [f"model.exits: expected middle, auto, or ascending layers from 1, such as [2,4]; got {exits!r}"]
     layers = encoder.get("layers")
     if isinstance(layers, int) and numbers[-1] >= layers:
         return [f"model.exits: expected layers below the last, {layers}, got {numbers[-1]}"]
@@ -42,9 +42,9 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
 
 
 def fill_in(cfg: Any) -> None:
-    """Replace `exits: auto` in the configuration by the layer that the probing report suggests, in place."""
+    """Replace `exits: auto` in the configuration, in place, by the layer that `early_layer` chooses."""
     if cfg.model.exits == "auto":
-        kept = cfg.encoder.get("layers")  # the report may have more
+        kept = cfg.encoder.get("layers")  # the report may have more layers than are kept
         profile = {
             task: {layer: value for layer, value in layers.items() if kept is None or layer <= kept}
             for task, layers in read_profile(str(cfg.model.report), "model.report").items()
@@ -53,11 +53,11 @@ def fill_in(cfg: Any) -> None:
 
 
 def early_layer(profile: Mapping[str, Mapping[int, float]]) -> int:
-    """Return the lowest layer that encodes nearly as much as the best one, over all tasks.
+    """Return the lowest layer that encodes nearly as much as the best layer, over all tasks.
 
-    The value of a layer is its compression divided by the task's highest compression, averaged over tasks. Candidates
-    are all layers from 1 on except the last one. The lowest candidate whose value is at least `NEARLY` times the
-    highest value is returned; if there is none, the middle layer.
+    The value of a layer is its compression, divided by the task's highest compression and averaged over tasks. All
+    layers from 1 on except the last one can be chosen. The lowest of them whose value is at least `NEARLY` times the
+    highest value is returned. If no layer reaches this, the middle layer is returned.
 
     Args:
         profile: Task -> layer -> compression; layer 0 is the embeddings.
@@ -70,7 +70,7 @@ def early_layer(profile: Mapping[str, Mapping[int, float]]) -> int:
     """
     layers = sorted(set.intersection(*(set(values) for values in profile.values()))) if profile else []
     if len(layers) < 2 or layers[-1] < 2:
-        raise ConfigError("model.report: expected a probing run of at least two layers, got fewer; give model.exits")
+        raise ConfigError("model.report: expected a probing run of at least two layers, got fewer; set model.exits")
     values = {layer: sum(by_layer[layer] / max(by_layer.values()) for by_layer in profile.values()) for layer in layers}
     enough = NEARLY * max(values.values())
     found = (layer for layer in layers if 1 <= layer < layers[-1] and values[layer] >= enough)

@@ -21,24 +21,25 @@ from ranker.interactions.pooling import pool
 from ranker.models.monobert import MonoBERT
 from ranker.types import RankBatch, TokenBatch
 
-EXITS = ("exits.json", "exits.safetensors")  # written to the folder of monoBERT's files
+EXITS = ("exits.json", "exits.safetensors")  # files that are added to monoBERT's files
 
 
 class EarlyExit(MonoBERT):
     """MonoBERT with additional linear heads at lower layers (early heads).
 
-    In evaluation, the head of the layer `exit` scores all pairs. With `margin` instead, a pair exits at the first head
-    whose score differs from `center` by at least `margin`. (DeeBERT, Xin et al., 2020, arXiv:2004.12993, has the same
-    rule with the entropy of the prediction.) The score of a pair does not depend on other pairs.
+    In evaluation, the head of the layer `exit` scores all pairs. If `margin` is set instead, a pair exits at the first
+    head whose score differs from `center` by at least `margin`. DeeBERT (Xin et al., 2020, arXiv:2004.12993) has the
+    same rule with the entropy of the prediction in place of this difference. The score of a pair does not depend on
+    other pairs.
 
     Args:
         encoder: The encoder.
-        head: The last layer's head, see `MonoBERT`.
-        pooling: Input of the last layer's head, see `MonoBERT`; the early heads pool in the same way.
-        pooler: See `MonoBERT`; early heads have no pooler.
+        head: Kind of the last layer's head, see `MonoBERT`.
+        pooling: Pooling before each head, see `MonoBERT`.
+        pooler: Whether the last layer's head has a pooler, see `MonoBERT`; early heads have none.
         num_labels: Outputs of each head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before each head.
-        exits: Number of a layer with an early head, from 1 to the last but one; or several, ascending; or `middle`.
+        exits: Layer of the early head, from 1 to the last but one; or a list of layers, ascending; or `middle`.
         exit: Layer whose head scores in evaluation, one of `exits`; None: the last layer.
         margin: Smallest difference between a score and `center` at which a pair exits; None: no pair exits early.
         center: Score at which the probability of relevance is 1/2.
@@ -76,7 +77,7 @@ class EarlyExit(MonoBERT):
         """Add early heads with random weights at these layers."""
         last = self.encoder.num_layers
         if layers != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] < max(last, 2):
-            raise ConfigError(f"model.exits: expected rising layers from 1, below the last, {last}; got {layers}")
+            raise ConfigError(f"model.exits: expected ascending layers from 1, below the last, {last}; got {layers}")
         self.exits = tuple(layers)
         self.exit_heads = nn.ModuleList(nn.Linear(self.encoder.dim, num_labels) for _ in layers)
         linear: Any
@@ -88,15 +89,15 @@ class EarlyExit(MonoBERT):
         """Set the rule by which pairs exit in evaluation, see `EarlyExit`.
 
         Args:
-            exit: The layer for all pairs; None: decided by `margin`, or the last layer.
+            exit: The layer at which all pairs exit; None: `margin` decides, or all pairs use the last layer.
             margin: The margin; None: no pair exits by its score.
-            center: The center; None: unchanged.
+            center: The center; None: the present one stays.
 
         Raises:
             ConfigError: There is no head at that layer, or both `exit` and `margin` are given.
         """
         if exit is not None and margin is not None:
-            raise ConfigError(f"exit: expected one rule, a layer or a margin, got exit={exit} and margin={margin}")
+            raise ConfigError(f"exit: expected a layer or a margin, not both, got exit={exit} and margin={margin}")
         if exit is not None and exit not in (*self.exits, self.encoder.num_layers):
             names = ", ".join(map(str, (*self.exits, self.encoder.num_layers)))
             raise ConfigError(f"exit: expected a layer with a head ({names}), got {exit}")
@@ -107,13 +108,13 @@ class EarlyExit(MonoBERT):
         self.center: float = getattr(self, "center", 0.0) if center is None else center
 
     def elsewhere(self) -> str:
-        """Return a warning for users who load the stored model in other programs; empty if its scores are the same."""
+        """Return a warning for users who load the stored model in other programs; empty if scores are the same."""
         if self.exit is None and self.margin is None:
             return ""
         return "other programs ignore the early heads and score with the head of the last layer"
 
     def forward(self, batch: RankBatch) -> Tensor:
-        """Return scores [batch, docs]; in evaluation, pairs may exit early. Cells without a doc are 0."""
+        """Return scores [batch, docs], 0 in cells without a doc. In evaluation, pairs may exit early."""
         if self.training or (self.exit is None and self.margin is None):
             return super().forward(batch)
         assert batch.pairs is not None
@@ -125,11 +126,11 @@ class EarlyExit(MonoBERT):
 
         Args:
             batch: The batch.
-            trunk: Whether the gradient of early scores reaches the encoder.
+            trunk: Whether gradients of early scores reach the encoder.
         """
         assert batch.pairs is not None
         states = list(self.encoder.layers(batch.pairs))
-        last = self.scores(self.read(states[-1], batch.pairs), batch.doc_mask)  # first: same dropout as monoBERT
+        last = self.scores(self.read(states[-1], batch.pairs), batch.doc_mask)  # computed first: monoBERT's dropout
         read = [states[layer] if trunk else states[layer].detach() for layer in self.exits]
         early = [
             self.scores(self._early(number, part, batch.pairs), batch.doc_mask) for number, part in enumerate(read)
@@ -137,7 +138,7 @@ class EarlyExit(MonoBERT):
         return last, early
 
     def _early(self, number: int, states: Tensor, rows: TokenBatch) -> Tensor:
-        """Return the logits [rows, num_labels] of an early head from its layer's states [tokens, dim]."""
+        """Return logits [rows, num_labels] of early head `number` (an index) from its layer's states [tokens, dim]."""
         return self._early_logits(number, pool(states, rows, self._early_pooling))
 
     @property
@@ -153,7 +154,7 @@ class EarlyExit(MonoBERT):
             return logits
 
     def _at(self, rows: TokenBatch, layer: int) -> Tensor:
-        """Return the logits of the head of a layer; later layers are not computed if the encoder supports it."""
+        """Return the logits of the head of a layer. Higher layers are not computed if the encoder can stop early."""
         place = self.exits.index(layer)
         firsts = self.encoder.first_tokens_of(rows, layer) if self._early_pooling == "cls" else None
         if firsts is not None:
@@ -164,9 +165,9 @@ class EarlyExit(MonoBERT):
         raise AssertionError("no such layer")
 
     def _left(self, rows: TokenBatch) -> Tensor:
-        """Return each row's logits from the first head whose score reaches the margin, [rows, num_labels].
+        """Return the logits of each row's exit, the first head whose score reaches the margin, [rows, num_labels].
 
-        If the encoder can continue from given states, the next layers are computed only for the remaining rows.
+        If the encoder can resume from given states, higher layers are computed only for rows that have not exited.
         """
         assert self.margin is not None
         resumes = self.encoder.resumes
@@ -192,14 +193,14 @@ class EarlyExit(MonoBERT):
             if resumes and bool(leaves.any()):
                 part, tokens = _rows(part, torch.nonzero(~sure)[:, 0])
                 states = self.encoder.layers(part, Begin(layer, known[0].index_select(0, tokens)))
-                number = layer - 1  # the new iterator yields the states of this layer once more
+                number = layer - 1  # the new iterator first yields the states of this layer again
         raise AssertionError("unreachable")
 
     # the folder
     # ------------------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write monoBERT's folder, with the last layer's head, and the early heads to the same folder."""
+        """Write monoBERT's folder with the last layer's head, and add the files of the early heads."""
         super().save(folder, max_tokens)
         rule: dict[str, Any] = {"exits": self.exits, "exit": self.exit, "margin": self.margin, "center": self.center}
         (folder / EXITS[0]).write_text(json.dumps(rule) + "\n", encoding="utf-8")
@@ -227,12 +228,12 @@ class EarlyExit(MonoBERT):
 
 
 def _among(going: Tensor, whole: TokenBatch, part: TokenBatch) -> Tensor:
-    """Return the index in `part` of each remaining row, int64 [going]; `part` is `whole` or the remaining rows."""
+    """Return each remaining row's index in `part`, int64 [going]; `part` is `whole` or has only the remaining rows."""
     return going if part is whole else torch.arange(len(going), device=going.device)
 
 
 def _rows(batch: TokenBatch, rows: Tensor) -> tuple[TokenBatch, Tensor]:
-    """Return a batch of the given rows, and the index of each of their tokens in the old batch, int64 [tokens]."""
+    """Return a batch with only the given rows, and the indices of their tokens in `batch`, int64 [tokens]."""
     lengths = batch.cu_seqlens.diff().long()[rows]
     part, tokens = select_rows(batch, RowGroup(rows, lengths, int(lengths.max()), uniform=False))
     return replace(part, row_ids=None), tokens

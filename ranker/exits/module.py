@@ -21,11 +21,11 @@ class ExitTraining:
     """How early heads are trained.
 
     Args:
-        trunk: Whether the gradient of early heads also trains the encoder. If False, the encoder and the last head are
-            trained as without early heads.
+        trunk: Whether gradients of early heads reach the encoder. If False, the encoder and the last head get the same
+            weights as in a training without early heads.
         weight: Weight of the mean loss of the early heads; the last layer's loss has weight 1.
         distilled: Share of an early head's loss that is the squared error to the last layer's score (self-distillation,
-            as in FastBERT, Liu et al., 2020, arXiv:2004.02178); the rest is the loss on the labels.
+            FastBERT, Liu et al., 2020, arXiv:2004.02178). The remaining share is the loss on the labels.
 
     Raises:
         ConfigError: A value is out of range.
@@ -43,7 +43,7 @@ class ExitTraining:
 
 
 class EarlyExitModule(RerankModule):
-    """`RerankModule` that trains early heads together with the last one. Validation uses the scorer's exit rule.
+    """`RerankModule` that trains early heads together with the last head. Validation uses the scorer's exit rule.
 
     Args:
         scorer: As in RerankModule.
@@ -71,7 +71,7 @@ class EarlyExitModule(RerankModule):
         self._distance = MSE()
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the last layer's loss plus `weight` times the early heads' mean loss, a mean over groups, []."""
+        """Return the last layer's loss plus `weight` times the mean loss of early heads, [], a mean over groups."""
         options = self.options
         last, early = self.scorer.all_scores(batch, options.trunk)
         losses = []
@@ -91,7 +91,7 @@ class EarlyExitModule(RerankModule):
         return [parameter for parameter in self.parameters() if id(parameter) not in early]
 
     def clip(self) -> Tensor:
-        """Clip gradients; with `trunk=False`, those of early heads separately, so they don't affect the encoder."""
+        """Clip gradients. With `trunk=False`, those of early heads are clipped apart and don't affect the encoder."""
         if self.options.trunk:
             return super().clip()
         early = self.clip_part(self._early)

@@ -1,1 +1,1 @@
-"""A trained model in other programs: one module per program."""
+"""Use a trained model in other programs: one module per program."""

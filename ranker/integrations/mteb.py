@@ -1,4 +1,4 @@
-"""Models for `mteb.evaluate`: its protocols of an encoder and of a cross-encoder (extra `mteb`).
+"""Models for `mteb.evaluate`, by mteb's protocols of encoders and cross-encoders (needs the extra `mteb`).
 
 >>> import mteb  # doctest: +SKIP
 >>> from ranker.integrations.mteb import load  # doctest: +SKIP
@@ -26,12 +26,12 @@ def load(folder: str | Path, name: str | None = None, **options: Any) -> MtebEnc
 
     Args:
         folder: The folder.
-        name: Name in mteb's results, `ORGANISATION/MODEL`; None: `ranker/` and the folder's name.
-        options: For `Reranker.load`.
+        name: Name in mteb's results, `ORGANISATION/MODEL`; None: `ranker/` followed by the folder's name.
+        options: Options of `Reranker.load`.
 
     Returns:
-        `MtebEncoder`, which also searches, for a bi-encoder with one vector per text; `MtebCrossEncoder` for all
-        others.
+        `MtebEncoder` for a bi-encoder with one vector per text, which mteb can also use for search. `MtebCrossEncoder`
+        for any other model.
     """
     reranker = Reranker.load(folder, **options)
     name = name or f"ranker/{Path(folder).expanduser().resolve().name}"
@@ -42,7 +42,7 @@ def load(folder: str | Path, name: str | None = None, **options: Any) -> MtebEnc
 
 
 class MtebCrossEncoder:
-    """mteb's `CrossEncoderProtocol` over any model.
+    """Any model as mteb's `CrossEncoderProtocol`.
 
     Args:
         reranker: The model.
@@ -57,14 +57,14 @@ class MtebCrossEncoder:
         """Return the scores of pairs, float32 [pairs].
 
         Args:
-            inputs1: Batches with the pairs' queries under `text`.
-            inputs2: Batches with their docs.
+            inputs1: Batches whose `text` contains the queries of the pairs.
+            inputs2: Batches whose `text` contains the docs of the pairs.
         """
         return self.reranker.score(zip(_texts(inputs1), _texts(inputs2), strict=True), progress=False)
 
 
 class MtebEncoder:
-    """mteb's `EncoderProtocol` over a bi-encoder with one vector per text.
+    """A bi-encoder with one vector per text as mteb's `EncoderProtocol`.
 
     Args:
         reranker: The model.
@@ -79,16 +79,16 @@ class MtebEncoder:
         self.mteb_model_meta = _meta(reranker, name, embed_dim=scorer.dim, similarity_fn_name=scorer.similarity)
 
     def encode(self, inputs: Iterable[Any], *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
-        """Return a vector for each text, float32 [texts, dim]; texts that are not docs are encoded as queries.
+        """Return a vector for each text, float32 [texts, dim]. Texts of an unknown type are encoded as queries.
 
         Args:
-            inputs: Batches with texts under `text`.
+            inputs: Batches whose `text` contains the texts.
             prompt_type: Whether the texts are queries or docs.
         """
         return encode(self.reranker, _texts(inputs), are_queries=prompt_type != PromptType.document)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Return all inner products, [first texts, second texts]; vectors of a cosine model have length 1."""
+        """Return all inner products, [first texts, second texts]. A cosine model's vectors have length 1."""
         return np.asarray(embeddings1) @ np.asarray(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
@@ -101,7 +101,7 @@ def _texts(batches: Iterable[Any]) -> list[str]:
 
 
 def _meta(reranker: Reranker, name: str, **facts: Any) -> ModelMeta:
-    """Return the description of a model; its revision is a hash, so results of different models are not mixed up."""
+    """Return a model's description for mteb. Its revision is a hash, which keeps results of different models apart."""
     parameters = sum(parameter.numel() for parameter in reranker.scorer.parameters())
     values = {"name": name, "revision": scorer_hash(reranker.scorer), "n_parameters": parameters, **facts}
     return ModelMeta.create_empty(overwrites={**values, "framework": ["PyTorch"]})

@@ -1,4 +1,4 @@
-"""Transformers of PyTerrier: re-ranking and dense retrieval in a pipeline, without Java (extra `pyterrier`).
+"""PyTerrier transformers for re-ranking and dense retrieval in a pipeline, without Java (needs the extra `pyterrier`).
 
 >>> from ranker.integrations.pyterrier import DenseRetriever, RerankTransformer  # doctest: +SKIP
 >>> docs = [{"docno": "d1", "text": "..."}]  # doctest: +SKIP
@@ -23,7 +23,7 @@ from ranker.errors import DataError
 
 
 class RerankTransformer(pt.Transformer):
-    """Re-rank a ranking: read the columns qid, query, docno and text, and replace score and rank.
+    """Re-rank docs: read the columns qid, query, docno and text, and replace the columns score and rank.
 
     Args:
         model: A loaded `Reranker`, or a folder that `Reranker.load` takes.
@@ -47,11 +47,11 @@ class DenseRetriever(pt.Transformer):
 
     Args:
         model: A loaded `Reranker`, or a folder that `Reranker.load` takes; DPR or ColBERT.
-        docs: Mappings with `docno`, `text` and perhaps `title`; they are kept in memory.
+        docs: Mappings with `docno`, `text` and perhaps `title`, which are kept in memory.
         depth: Docs per query.
-        vectors: Folder of the docs' vectors, which later runs use again; None: a folder in `cache_dir`.
+        vectors: Folder for the docs' vectors, which later calls use again; None: a folder in `cache_dir`.
         cache_dir: Folder of all caches.
-        options: For `Reranker.load`.
+        options: Options of `Reranker.load`.
 
     Raises:
         DataError: A doc has no `docno` or `text`, or two docs have the same `docno`.

@@ -1,1 +1,1 @@
-"""From hidden states to vectors and scores: pooling, MaxSim, the grid of scores."""
+"""Compute vectors and scores from hidden states: pooling, MaxSim, term weights, the grid of scores."""

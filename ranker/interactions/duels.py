@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-STEPS = 30  # of Newton's method, which converges in a few steps
-RIDGE = 1e-2  # weight of the L2 penalty, without which a doc that wins or loses all comparisons has no finite strength
+STEPS = 30  # steps of Newton's method, which converges after a few
+RIDGE = 1e-2  # weight of the L2 penalty; it keeps the strength finite of a doc that wins or loses all comparisons
 
 
 def sum_of_wins(logits: Tensor, mask: Tensor) -> Tensor:
-    r"""Return :math:`s_i = \sum_{j \ne i} \sigma(l_{ij})`, SUM of duoBERT, [lists, docs]; 0 where there is no doc.
+    r"""Return :math:`s_i = \sum_{j \ne i} \sigma(l_{ij})`, duoBERT's SUM, [lists, docs]; 0 in cells without a doc.
 
     Args:
         logits: Log-odds that doc i is better than doc j, [lists, docs, docs]; the diagonal is not read.
@@ -22,13 +22,13 @@ def sum_of_wins(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def bradley_terry(logits: Tensor, mask: Tensor) -> Tensor:
-    r"""Return the strengths of a Bradley-Terry model of the comparisons (1952, Biometrika 39), [lists, docs].
+    r"""Return the strengths of docs in a Bradley-Terry model (1952, Biometrika 39) of the comparisons, [lists, docs].
 
     .. math:: \max_\theta \sum_{i \ne j} w_{ij} \log \sigma(\theta_i - \theta_j) - \lambda/2 \, \|\theta\|^2, \quad
         w_{ij} = (\sigma(l_{ij}) + 1 - \sigma(l_{ji})) / 2
 
     where :math:`w_{ij}` is the probability that i is better than j, averaged over both input orders of the pair, and
-    :math:`\lambda` is `RIDGE`. Gradients are those of the exact maximum, by implicit differentiation.
+    :math:`\lambda` is `RIDGE`. Gradients are exact for the maximum: they are computed by implicit differentiation.
 
     Args:
         logits: See `sum_of_wins`.
@@ -40,7 +40,8 @@ def bradley_terry(logits: Tensor, mask: Tensor) -> Tensor:
         strengths = wins.new_zeros(mask.shape)
         for _ in range(STEPS):
             strengths = strengths + _newton(strengths, wins, pairs)
-    return strengths + _newton(strengths, wins, pairs)  # at the maximum the step is 0, with the maximum's gradient
+    # at the maximum, Newton's step is 0, and its gradient is the gradient of the maximum
+    return strengths + _newton(strengths, wins, pairs)
 
 
 def _newton(strengths: Tensor, wins: Tensor, pairs: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def _newton(strengths: Tensor, wins: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _pairs(mask: Tensor) -> Tensor:
-    """Return which cells are pairs of two different docs of a list, bool [lists, docs, docs]."""
+    """Return True for cells that hold a pair of two different docs of a list, bool [lists, docs, docs]."""
     others = ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     return mask.unsqueeze(2) & mask.unsqueeze(1) & others
 

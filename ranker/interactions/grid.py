@@ -8,7 +8,7 @@ from torch import Tensor
 def to_grid(scores: Tensor, doc_mask: Tensor) -> Tensor:
     """Write each real doc's score into its cell of the grid.
 
-    Unlike `masked_scatter`, whose backward pass reads a count from the device, this never waits for the device.
+    `masked_scatter` would make the host wait in the backward pass, where it reads a count from the device.
 
     Args:
         scores: One score per True cell of `doc_mask`, in row-major order, [rows].

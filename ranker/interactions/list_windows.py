@@ -16,14 +16,14 @@ ScoreParts = Callable[[Sequence[Part]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class ListWindows:
-    """How lists are divided into windows of docs that a model reads together at inference.
+    """How a model reads a long list at inference: divided into windows, each of which is read together.
 
     Args:
-        size: Number of docs of a window; a list of up to this many docs is read whole. None: all lists are read whole.
+        size: Number of docs of a window. A list of at most this length is read whole. None: all lists are read whole.
         stride: Number of docs between the starts of two windows; None: half of `size`.
-        merge: `mean`: a doc's score is the mean of its scores in all windows that contain it. `sliding`: the window
-            moves from the end of the list to its start; each window is sorted by its scores, so that its best docs are
-            also in the next window (Sun et al., 2023, arXiv:2304.09542).
+        merge: How a doc gets one score. `mean`: its mean score over all windows that contain it. `sliding`: windows
+            are read one after another, from the end of the list to its start, and each is sorted by its scores before
+            the next is read, so that its best docs are also in the next one (Sun et al., 2023, arXiv:2304.09542).
 
     Raises:
         ConfigError: A value is out of range.
@@ -48,11 +48,11 @@ class ListWindows:
         return self.stride or max(1, self.size // 2)
 
     def are_whole(self, docs: int) -> bool:
-        """Return whether a list of so many docs is read whole."""
+        """Return whether a list of `docs` docs is read whole."""
         return self.size is None or docs <= self.size
 
     def windows(self, docs: int) -> list[np.ndarray]:
-        """Return the windows of a list, from its start to its end; the last one is moved back to be full.
+        """Return the windows of a list, from its start to its end. The last window is moved back so that it is full.
 
         >>> [window.tolist() for window in ListWindows(4, 2).windows(7)]
         [[0, 1, 2, 3], [2, 3, 4, 5], [3, 4, 5, 6]]
@@ -65,10 +65,10 @@ class ListWindows:
 
 
 def score_lists(counts: Sequence[int], windows: ListWindows, score: ScoreParts) -> list[np.ndarray]:
-    """Return the scores of lists, each [docs].
+    """Return the scores of the docs of each list, each [docs].
 
-    With `merge=sliding`, the scores of a list of n docs that is longer than a window are n for the first doc of the
-    final order, n - 1 for the second, down to 1.
+    With `merge=sliding`, a list of n docs that is longer than a window gets scores by rank: n for the first doc of the
+    final order, n - 1 for the second, and so on down to 1.
 
     Args:
         counts: Number of docs of each list.

@@ -1,4 +1,4 @@
-"""Vectors of texts, and MaxSim between query vectors and doc vectors; padding never changes a score."""
+"""Vectors of texts, and MaxSim between query vectors and doc vectors, whose scores do not depend on padding."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class TextVectors(Movable):
     Args:
         values: All vectors, float32 (float64 in double precision) [vectors, dim].
         counts: Number of vectors of each text, int64 [texts]; None: each text has one.
-        longest: An upper bound of the numbers of vectors of the texts, known without reading `counts` from a GPU; None:
-            unknown.
+        longest: Upper bound of `counts`, known without reading `counts` from a GPU; None: unknown.
     """
 
     values: Tensor
@@ -37,13 +36,13 @@ class TextVectors(Movable):
 
     @cached_property
     def starts(self) -> Tensor:
-        """Index of each text's first vector, then the number of all vectors, int64 [texts + 1]."""
+        """Index of each text's first vector, and at the end the number of all vectors, int64 [texts + 1]."""
         if self.counts is None:
             return torch.arange(len(self.values) + 1, device=self.values.device)
         return functional.pad(self.counts.cumsum(0), (1, 0))
 
     def bound(self) -> int:
-        """Return `longest`; if it is unknown, first read the largest of `counts`, for which the host waits."""
+        """Return `longest`; if it is unknown, the largest of `counts`, for which the host waits for the device."""
         if self.longest is None:
             self.longest = 1 if self.counts is None else int(self.counts.max()) if len(self.counts) else 0
         return self.longest
@@ -63,7 +62,7 @@ class TextVectors(Movable):
         return tensor_ranges(starts, counts, int(counts.sum()))
 
     def take(self, texts: Tensor) -> TextVectors:
-        """Return the vectors of chosen texts, int64 [texts], in that order."""
+        """Return the vectors of the texts with the indices `texts`, int64 [texts], in that order."""
         return TextVectors(
             self.values.index_select(0, self.vector_indices(texts)),
             None if self.counts is None else self.counts[texts],
@@ -89,7 +88,7 @@ def full_precision(tensor: Tensor) -> Tensor:
 
 
 def _has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
-    """Whether the Triton kernel takes these vectors: several per text, on a GPU, of at most 32 bits."""
+    """Return whether the Triton kernel supports these vectors: several per text, on a GPU, of at most 32 bits."""
     several = queries.counts is not None and docs.counts is not None
     return (
         several
@@ -100,7 +99,7 @@ def _has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
 
 
 def _by_kernel(queries: TextVectors, docs: TextVectors, chosen: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Compute MaxSim of pairs, for which see `Pairs`; no similarity is in memory, and the host does not wait."""
+    """Compute MaxSim of pairs (see `Pairs`) without storing similarities and without a wait of the host."""
     from ranker.interactions.kernels.maxsim import maxsim  # needs Triton
 
     return maxsim(queries.values, docs.values, Pairs(queries, docs, chosen))
@@ -111,11 +110,11 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
 
     .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} q_i \cdot d_j
 
-    Products are in the type of the queries' vectors, sums in float32 (float64 in double precision).
+    Products have the type of the queries' vectors; sums are in float32 (float64 in double precision).
 
     Args:
         queries: Vectors of the queries.
-        docs: Vectors of the docs, at least one each.
+        docs: Vectors of the docs; each doc has at least one.
         query_indices: The query of each doc, int64 [docs].
 
     Returns:
@@ -123,7 +122,7 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
 
     >>> one = TextVectors(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     >>> two = TextVectors(torch.tensor([[-0.6, 0.8], [0.5, 0.5], [0.1, 0.0]]), torch.tensor([1, 2]))
-    >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # padding does not win over -0.6
+    >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # the 0 of a padding vector does not replace the maximum -0.6
     tensor([-0.6000,  0.5000])
     """
     if _has_kernel(queries, docs):
@@ -138,11 +137,11 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
 
 
 def maxsim_chosen(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc_of: Tensor) -> Tensor:
-    """Compute MaxSim of chosen pairs of many docs, [pairs]; with the kernel, no doc is copied.
+    """Compute MaxSim of chosen pairs of queries and docs, [pairs]. The kernel reads docs without copying them.
 
     Args:
         queries: Vectors of the queries.
-        docs: Vectors of the docs, at least one each.
+        docs: Vectors of the docs; each doc has at least one.
         query_of: The query of each pair, int64 [pairs].
         doc_of: The doc of each pair, int64 [pairs].
     """
@@ -154,7 +153,7 @@ def maxsim_chosen(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc
 def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
     """Compute MaxSim of every query with every doc, [queries, docs].
 
-    Without the kernel, memory grows with query vectors times doc vectors, so call it with blocks of texts (`blocks`).
+    Without the kernel, memory grows with query vectors times doc vectors, so split the texts into `blocks` first.
     """
     if _has_kernel(queries, docs):
         return _by_kernel(queries, docs, None).view(queries.num_texts, docs.num_texts)
@@ -168,12 +167,12 @@ def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
 
 
 def blocks(texts: Tensor, vectors: TextVectors, max_vectors: int) -> list[Tensor]:
-    """Split texts into blocks of about `max_vectors` vectors, counted with padding; each has at least one text.
+    """Split texts into blocks of about `max_vectors` vectors, padding included. A block has at least one text.
 
     Args:
         texts: Indices of the texts, int64 [texts].
         vectors: Vectors of all texts.
-        max_vectors: Vectors of a block.
+        max_vectors: Largest number of vectors of a block with several texts.
 
     Returns:
         The indices of each block's texts, int64 [texts of the block].

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pairs:
-    """Pairs of a query and a doc, whose texts have different numbers of vectors.
+    """Pairs of a query and a doc; their texts may have different numbers of vectors.
 
     Args:
         queries: Vectors of the queries.
         docs: Vectors of the docs.
-        chosen: The query and the doc of each pair, int64 [pairs] each. None: every query with every doc, the first
-            query's docs first.
+        chosen: The query and the doc of each pair, int64 [pairs] each. None: every query with every doc, in the order
+            of the queries.
     """
 
     queries: TextVectors
@@ -33,7 +33,7 @@ class Pairs:
         return self.queries.num_texts * self.docs.num_texts if self.chosen is None else len(self.chosen[0])
 
     def indices(self) -> tuple[Tensor, Tensor]:
-        """Return `chosen`; without it, any tensors: the kernel computes the numbers of query and doc."""
+        """Return `chosen`. If it is None, return tensors that are not read: the kernel computes the indices itself."""
         if self.chosen is None:
             return self.queries.starts, self.docs.starts
         return self.chosen[0].contiguous(), self.chosen[1].contiguous()
@@ -41,14 +41,14 @@ class Pairs:
     def by_query(self) -> tuple[Tensor, Tensor]:
         """Return the pairs sorted by query, int64 [pairs], and the start of each query's pairs, int64 [queries + 1].
 
-        Of `chosen` None, any tensors.
+        If `chosen` is None, return tensors that are not read.
         """
         return self.indices() if self.chosen is None else _grouped(self.chosen[0], self.queries.num_texts)
 
     def by_doc(self) -> tuple[Tensor, Tensor]:
         """Return the pairs sorted by doc, int64 [pairs], and the start of each doc's pairs, int64 [docs + 1].
 
-        Of `chosen` None, any tensors.
+        If `chosen` is None, return tensors that are not read.
         """
         return self.indices() if self.chosen is None else _grouped(self.chosen[1], self.docs.num_texts)
 

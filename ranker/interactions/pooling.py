@@ -1,4 +1,4 @@
-"""Pooling: one vector per row of a ragged batch."""
+"""Pool the states of tokens into one vector for each row of a ragged batch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ranker.types import TokenBatch
 def pool(states: Tensor, batch: TokenBatch, pooling: str, skipped: int = 0) -> Tensor:
     """Pool the token states of each row, as sentence-transformers' Pooling does.
 
-    Tokens that no token attends to (`TokenBatch.attended`) are left out.
+    Tokens that no token attends to (`TokenBatch.attended`) are not pooled.
 
     Args:
         states: Token states, [tokens, dim].
-        batch: The batch that the states belong to; each row has at least one token.
-        pooling: `cls` takes a row's first token, `last` its last one; `mean`, `max` and `weightedmean` take all its
-            tokens, special ones included. `weightedmean` weights them by 1, 2, 3, ... (SGPT, Muennighoff, 2022,
-            arXiv:2202.08904).
-        skipped: Number of tokens at each row's start to leave out; `last` ignores it, and the weights of `weightedmean`
-            still count from the row's start.
+        batch: The batch to which the states belong; each row has at least one token.
+        pooling: `cls` takes the first token of a row, `last` the last one. `mean`, `max` and `weightedmean` combine all
+            tokens of a row, special tokens included. The weights of `weightedmean` are 1, 2, 3, ... (SGPT, Muennighoff,
+            2022, arXiv:2202.08904).
+        skipped: Number of tokens at the start of each row that are not pooled. `last` ignores it. `weightedmean` still
+            counts its weights from the start of the row.
 
     Returns:
         [rows, dim]
@@ -37,7 +37,7 @@ def pool(states: Tensor, batch: TokenBatch, pooling: str, skipped: int = 0) -> T
 
 @dataclass(frozen=True)
 class _Rows:
-    """The tokens of each row that are pooled.
+    """Describe which tokens of each row are pooled.
 
     Args:
         batch: The batch.
@@ -69,7 +69,7 @@ class _Rows:
 
     @property
     def left_out(self) -> Tensor | None:
-        """Which tokens are not pooled, bool [tokens]; None: all are pooled."""
+        """True for tokens that are not pooled, bool [tokens]; None: all are pooled."""
         if self.batch.attended is None and not self.skipped:
             return None
         positions = self.positions
@@ -79,7 +79,7 @@ class _Rows:
         """Sum the values [tokens, dim] of each row, [rows, dim]."""
         if not values.is_cuda:
             return values.new_zeros(self.batch.num_rows, values.shape[1]).index_add(0, self.of_tokens, values)
-        # on CUDA, index_add uses atomics, whose order of summation may change
+        # on CUDA, index_add uses atomics, whose order of summation can differ between runs
         sums: Any = RowSums.apply(values, self.batch.cu_seqlens.diff().long(), self.of_tokens)
         return sums
 
@@ -101,7 +101,7 @@ def _mean(states: Tensor, rows: _Rows) -> Tensor:
 
 
 def _weighted_mean(states: Tensor, rows: _Rows) -> Tensor:
-    # half precision would round positions above 256
+    # float16 and bfloat16 would round large positions
     weights = (rows.positions + 1).to(states.dtype if states.dtype == torch.float64 else torch.float32)
     left_out = rows.left_out
     weights = (weights if left_out is None else weights.masked_fill(left_out, 0)).unsqueeze(1)
@@ -134,14 +134,14 @@ def sums_in_order(values: Tensor, lengths: Tensor) -> Tensor:
     Returns:
         [sums, dim]
     """
-    # segment_reduce would sum half precision in half precision
+    # segment_reduce would sum float16 and bfloat16 values without float32 accumulation
     values = values if values.dtype == torch.float64 else values.float()
-    # without `unsafe`, segment_reduce would wait for the device
+    # without `unsafe`, segment_reduce would make the host wait for the device
     return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
 
 
 class RowSums(torch.autograd.Function):
-    """`sums_in_order` of states over rows, rounded to the dtype of the states; differentiable to any order."""
+    """Sum the states of each row with `sums_in_order`, rounded to their dtype. Derivatives of any order exist."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:

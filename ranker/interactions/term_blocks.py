@@ -1,7 +1,7 @@
-"""Logits of all words, pooled over the tokens of each row with torch's operations, block by block.
+"""Compute the logits of all words block by block with torch's operations, pooled over the tokens of each row.
 
-Logits `[tokens, words]` exist for one block at a time. On a CPU, the 2 MiB of a block in float32 fit into a processor's
-cache. On other devices, blocks have all words, which needs fewer kernel launches.
+Only one block of the logits `[tokens, words]` is in memory at a time. On a CPU, the 2 MiB of a block in float32 fit
+into the processor's cache. On other devices, a block has all words, so that fewer kernels are launched.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ranker.interactions.pooling import sums_in_order
 
 CPU_TOKENS, CPU_WORDS = 1024, 512  # size of a block; a block of one text may have more tokens
 GPU_TOKENS, GPU_WORDS = 2048, 2**17
-CPU_ENTRIES, GPU_ENTRIES = 2**14, 2**17  # gradients of single terms that are propagated to the states at a time
+CPU_ENTRIES, GPU_ENTRIES = 2**14, 2**17  # number of terms whose gradients are propagated to the states at a time
 
 
 def activated(logits: Tensor, activation: str) -> Tensor:
-    """Return `log(1 + relu(x))`, or for `log1p_relu` its logarithm once more (OpenSearch, arXiv:2504.14839)."""
+    """Return `log(1 + relu(x))`. `log1p_relu` applies `log(1 + x)` to it once more (OpenSearch, arXiv:2504.14839)."""
     values = logits.relu().log1p()
     return values.log1p() if activation == "log1p_relu" else values
 
@@ -30,14 +30,15 @@ def largest(
     """Compute the largest logit of each word over the tokens of each row.
 
     Args:
-        inputs: [tokens, dim]; the products are computed in their dtype.
+        inputs: [tokens, dim]; products are computed in their dtype.
         matrix: [words, dim].
         bias: [words] or None.
-        lengths: Tokens of each row, at least 1.
-        save: Whether to return the tokens, too.
+        lengths: Number of tokens of each row, at least 1.
+        save: Whether to return also the tokens of the largest logits.
 
     Returns:
-        The logits, float32 or float64 [rows, words]; the token that has each, int32 [rows, words], or None.
+        The logits, float32 or float64 [rows, words]. With `save`, also the index of the token that has each logit,
+        int32 [rows, words]; otherwise None.
     """
     out = inputs.new_empty(len(lengths), len(matrix), dtype=full(inputs.dtype))
     tokens = torch.empty(out.shape, dtype=torch.int32, device=out.device) if save else None
@@ -55,7 +56,7 @@ def largest(
 
 
 def largest_backward(gradient: Tensor, tokens: Tensor, inputs: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of inputs and matrix; words whose logit has a gradient of 0 cost nothing.
+    """Return the gradients of inputs and matrix. Words whose logit has the gradient 0 are skipped.
 
     Args:
         gradient: Gradient of the largest logits [rows, words].
@@ -78,10 +79,10 @@ def sums(inputs: Tensor, matrix: Tensor, bias: Tensor | None, lengths: list[int]
     """Return the sum of each word's activated logits over the tokens of each row, float32 or float64 [rows, words].
 
     Args:
-        inputs: [tokens, dim]; the products are computed in their dtype.
+        inputs: [tokens, dim]; products are computed in their dtype.
         matrix: [words, dim].
         bias: [words] or None.
-        lengths: Tokens of each row, at least 1.
+        lengths: Number of tokens of each row, at least 1.
         activation: See `activated`.
     """
     out = inputs.new_empty(len(lengths), len(matrix), dtype=full(inputs.dtype))
@@ -97,14 +98,14 @@ def sums(inputs: Tensor, matrix: Tensor, bias: Tensor | None, lengths: list[int]
 def sums_backward(
     gradient: Tensor, inputs: Tensor, matrix: Tensor, bias: Tensor | None, lengths: list[int], activation: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the logits again; returns the gradients of inputs, matrix and bias.
+    """Compute the logits again, and return the gradients of inputs, matrix and bias.
 
     Args:
         gradient: Gradient of the sums [rows, words].
-        inputs: As in `sums`, like the next ones.
-        matrix: [words, dim].
-        bias: [words] or None.
-        lengths: Tokens of each row.
+        inputs: See `sums`.
+        matrix: See `sums`.
+        bias: See `sums`.
+        lengths: See `sums`.
         activation: See `activated`.
     """
     dtype = gradient.dtype
@@ -125,22 +126,22 @@ def sums_backward(
             by_logits = by_logits.to(product)
             by_some += by_logits @ matrix[words].to(product)
             by_matrix[words] += by_logits.T @ some.to(product)
-        # each token is in one block, and padding has gradient 0
+        # each token is in one block; a padding token gets the gradient 0
         real = ~_filling(index).flatten()
         by_inputs[index.flatten()[real]] = by_some[real]
     return by_inputs, by_matrix, by_bias
 
 
 def full(dtype: torch.dtype) -> torch.dtype:
-    """Return float64 for float64, else float32."""
+    """Return float64 for float64, and float32 for any other type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _row_blocks(lengths: list[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows of similar lengths, at most a block's tokens at a time, padding included.
+    """Yield rows of similar lengths, together at most as many tokens as a block has, padding included.
 
     Yields:
-        Rows, int64 [rows], and the index of each of their tokens, int64 [rows, longest]; padding repeats the last one.
+        Indices of rows, int64 [rows], and of their tokens, int64 [rows, longest]; padding repeats a row's last token.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     size = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
@@ -167,7 +168,7 @@ def _logits(inputs: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _filling(index: Tensor) -> Tensor:
-    """Return which tokens are padding, that is, repeat the one before, bool [rows, longest, 1]."""
+    """Return True for padding tokens, which repeat the token before them, bool [rows, longest, 1]."""
     repeats = torch.zeros_like(index, dtype=torch.bool)
     repeats[:, 1:] = index[:, 1:] == index[:, :-1]
     return repeats.unsqueeze(2)
@@ -181,10 +182,10 @@ def _slope(logits: Tensor, activation: str) -> Tensor:
 
 
 def _add_rows(out: Tensor, targets: Tensor, values: Tensor) -> None:
-    """Add each row of `values` [entries, dim] to the row `targets` [entries] of `out`, in a fixed order."""
+    """Add each row of `values` [entries, dim] to the row of `out` that `targets` [entries] names, in a fixed order."""
     if not out.is_cuda:
         out.index_add_(0, targets, values)
         return
-    # on CUDA, index_add uses atomics, whose order of summation may change
+    # on CUDA, index_add uses atomics, whose order of summation can differ between runs
     order = targets.argsort(stable=True)
     out += sums_in_order(values.index_select(0, order), targets.bincount(minlength=len(out))).to(out.dtype)

@@ -2,8 +2,8 @@ r"""Term weights of texts: the logits of all words, pooled over the tokens of ea
 
 .. math:: w_j = \mathrm{pool}_{i} \log(1 + \mathrm{relu}(h_i \cdot W_j + b_j))
 
-The logits `[tokens, words]` are never all in memory: a Triton kernel pools them on CUDA, and torch's operations pool
-them block by block elsewhere and in float64.
+The whole logits `[tokens, words]` are never in memory. On CUDA, a Triton kernel pools them while it computes them.
+Elsewhere, and in float64, torch's operations compute and pool them block by block.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ranker.interactions.term_blocks import activated
 from ranker.types import TokenBatch
 
 POOLINGS = ("max", "sum")
-ACTIVATIONS = ("relu", "log1p_relu")  # before the logarithm; sentence-transformers' names
+ACTIVATIONS = ("relu", "log1p_relu")  # applied before the logarithm; the names are those of sentence-transformers
 
 
 def term_weights(
     inputs: Tensor, matrix: Tensor, bias: Tensor | None, batch: TokenBatch, pooling: str, activation: str
 ) -> Tensor:
-    """Return the weight of each word in each text, [rows, words]; float32, or float64 if the inputs are.
+    """Return the weight of each word in each text, [rows, words], in float32, or in float64 for float64 inputs.
 
     Under autocast the product is computed in autocast's precision.
 
     Args:
         inputs: Inputs of the output layer, [tokens, dim].
         matrix: Output matrix, [words, dim].
-        bias: [words]; None: there is none.
-        batch: The batch that the inputs belong to; each row has at least one token.
+        bias: [words]; None: no bias.
+        batch: The batch to which the inputs belong; each row has at least one token.
         pooling: `max` (SPLADE-max, Formal et al., 2021, arXiv:2109.10086) or `sum` (SPLADE, arXiv:2107.05720).
         activation: One of `ACTIVATIONS`.
     """
@@ -48,7 +48,7 @@ def term_weights(
 
 
 def has_kernel(inputs: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the Triton kernel takes inputs [tokens, dim] whose product is computed in `dtype`."""
+    """Return whether the Triton kernel supports inputs [tokens, dim] with a product in `dtype`."""
     if not inputs.is_cuda or find_spec("triton") is None:
         return False
     from ranker.interactions.kernels import term_pooling as kernels
@@ -63,7 +63,7 @@ def _lengths(batch: TokenBatch) -> list[int]:
 class LargestLogits(torch.autograd.Function):
     """The largest logit of each word over the tokens of each row, [rows, words].
 
-    The forward pass stores which token had the largest logit. The gradient of a word goes to that token alone.
+    The forward pass stores which token has the largest logit. Only that token gets the gradient of the word.
     """
 
     @staticmethod
@@ -77,7 +77,7 @@ class LargestLogits(torch.autograd.Function):
             inputs: [tokens, dim].
             matrix: [words, dim].
             bias: [words] or None.
-            batch: The rows.
+            batch: The batch, whose rows are pooled.
             dtype: The type in which the product is computed.
         """
         save, kernel = any(ctx.needs_input_grad), has_kernel(inputs, dtype)
@@ -109,7 +109,7 @@ class LargestLogits(torch.autograd.Function):
 
 
 class SummedTerms(torch.autograd.Function):
-    """The sum of each word's activated logits over each row's tokens, [rows, words]; `backward` recomputes logits."""
+    """Sum each word's activated logits over each row's tokens, [rows, words]. `backward` recomputes the logits."""
 
     @staticmethod
     def forward(

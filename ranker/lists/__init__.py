@@ -1,1 +1,1 @@
-"""Models that read the docs of a query together, so that the score of a doc depends on the other docs."""
+"""Models that read several docs of a query together, so that a doc's score depends on other docs."""

@@ -1,4 +1,4 @@
-"""Pairwise reranking: a model compares two docs at a time.
+"""Pairwise re-ranking: a model compares two docs at a time.
 
 Sources: Nogueira et al., 2019 (arXiv:1910.14424, duoBERT); Pradeep et al., 2021 (arXiv:2101.05667, duoT5).
 """
@@ -31,17 +31,17 @@ T5_LITERALS = ("Query:", "Document0:", "Document1:", "Relevant:")
 
 
 class Duo(nn.Module):
-    r"""Compare each ordered pair of docs of a list, and compute the score of a doc from its comparisons.
+    r"""Compare each ordered pair of a list's docs, and compute a doc's score from all comparisons of the doc.
 
-    A row holds the query and two docs in order, `[CLS] query [SEP] doc i [SEP] doc j [SEP]`, or for a T5 `Query: q
-    Document0: doc i Document1: doc j Relevant:`. The probability that doc i is better than doc j is
-    :math:`p_{ij} = \sigma(f(q, d_i, d_j))`, with f the logit of the row. The score of a doc is computed from all pairs.
+    A row is `[CLS] query [SEP] doc i [SEP] doc j [SEP]`, or for a T5 `Query: q Document0: doc i Document1: doc j
+    Relevant:`. The probability that doc i is better than doc j is :math:`p_{ij} = \sigma(f(q, d_i, d_j))`, where f is
+    the logit of the row.
 
     Args:
         encoder: The encoder of a BERT, or of a T5.
-        head: As in `MonoBERT`. Ignored for a T5, which scores with the logits of two words of its decoder.
+        head: As in `MonoBERT`. Ignored for a T5, which scores with its decoder's logits of two words.
         pooling: As in `MonoBERT`. Ignored for a T5.
-        top: Number of docs that are compared: the first ones of a list. The others rank after them, in their order.
+        top: Number of docs at the start of a list that are compared. The other docs rank after them in their old order.
         aggregation: `sum`: :math:`\sum_j p_{ij}`; `bradley_terry`: the strengths of a Bradley-Terry model fitted to
             the :math:`p_{ij}`, see `ranker.interactions.duels`.
 
@@ -75,7 +75,7 @@ class Duo(nn.Module):
 
     @property
     def list_rows(self) -> DocPairRows:
-        """How many tokens the rows of a list have."""
+        """Describe the lengths of the rows of a list."""
         return DocPairRows(sum(map(len, self.literals)), self.top)
 
     def layouts(self) -> tuple[Template, Template]:
@@ -92,7 +92,7 @@ class Duo(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             top = AGGREGATIONS[self.aggregation](logits, compared).to(logits.dtype)
         longest = int(texts.counts.max())
-        if longest > width:  # the other docs rank after the top ones, in their order
+        if longest > width:  # docs beyond the top rank after the top docs, in their old order
             lowest = top.masked_fill(~compared, torch.inf).min(1, keepdim=True).values
             behind = lowest - 1 - torch.arange(longest - width, device=top.device)
             top = torch.cat([top, behind], 1)
@@ -100,14 +100,14 @@ class Duo(nn.Module):
         return to_grid(top[is_doc], batch.doc_mask)
 
     def _logits(self, batch: RankBatch, texts: ListTexts) -> Tensor:
-        """Return the logit of each ordered pair of the first docs, [lists, top, top]; 0 in cells without a pair."""
+        """Return the logits of all ordered pairs of the top docs, [lists, top, top]; 0 in cells without a pair."""
         width = min(self.top, int(texts.counts.max()))
         docs, places = np.minimum(texts.counts, self.top), np.arange(width)
         is_doc = places < docs[:, None]
         lists, first, second = np.nonzero(is_doc[:, :, None] & is_doc[:, None, :] & ~np.eye(width, dtype=bool))
         device, dtype = texts.tokens.device, next(self.scorer.head.parameters()).dtype
         grid = torch.zeros(len(docs) * width * width, dtype=dtype, device=device)
-        if not len(lists):  # lists of one doc
+        if not len(lists):  # each list has a single doc
             return grid.view(len(docs), width, width) + 0.0 * sum(weight.sum() for weight in self.parameters())
         row_ids = None
         if batch.queries is not None and batch.queries.row_ids is not None:
@@ -120,7 +120,7 @@ class Duo(nn.Module):
         return grid.to(scores.dtype).index_copy(0, cells, scores).view(len(docs), width, width)
 
     def _pieces(self, texts: ListTexts, lists: np.ndarray, first: np.ndarray, second: np.ndarray) -> Pieces:
-        """Return the rows of some pairs. In a row that is too long, a doc gets at least half of the room for docs."""
+        """Return the rows of pairs. A row that is too long is cut; a doc keeps at least half of the room for docs."""
         numbers = [texts.first_docs()[lists] + place for place in (first, second)]
         lengths = [texts.doc_lengths[doc] for doc in numbers]
         queries = texts.query_lengths[lists]
@@ -141,7 +141,7 @@ class Duo(nn.Module):
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the scorer of rows with its own `save`, and the options to the same folder."""
+        """Write the scorer of rows with its own `save`, and add the options to its folder."""
         self.scorer.save(folder, max_tokens)
         options = {"scorer": type(self.scorer).__name__, "top": self.top, "aggregation": self.aggregation}
         write_options(folder, options)
@@ -165,7 +165,7 @@ class Duo(nn.Module):
 
 
 def _layout(encoder: Encoder, is_t5: bool) -> tuple[tuple[tuple[int, ...], ...], np.ndarray]:
-    """Return the 4 literals (token ids around the 3 texts of a row), and the segment ids of the 7 pieces of a row."""
+    """Return the token ids of a row's 4 literals, which are around its 3 texts, and its 7 pieces' segment ids."""
     tokenizer = encoder.tokenizer
     if is_t5:
         ids = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in T5_LITERALS]

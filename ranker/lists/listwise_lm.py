@@ -1,6 +1,6 @@
 """A language model that reads the query and all docs of a list in one row.
 
-"Last but not late interaction", Wang et al., 2025 (arXiv:2509.25085).
+Source: "Last but not late interaction", Wang et al., 2025 (arXiv:2509.25085).
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ log = logging.getLogger(__name__)
 
 TEXT = Template(specials=((), ()), segments=(0,))  # texts without special tokens
 PROMPTS = ("Query: {query}", "Document: {doc}")
-ORDER = 11  # hashed with the step's seed, so that the order of docs is independent of other draws
+ORDER = 11  # hashed together with the step's seed, so that the order of docs is independent of other draws
 WEIGHTS = "projection.safetensors"
 
 
 class ListwiseLM(nn.Module):
-    r"""Score all docs of a list in one row, by a vector at the end of each doc and one at the end of the query.
+    r"""Score all docs of a list in one row, from the states at the end of each doc and at the end of the query.
 
     The row is `<s> Query: q </s> Document: d_1 </s> ... Document: d_n </s> Query: q </s>`. In a causal model a doc
-    attends to the query and the docs before it, and the second query attends to everything. The score is as follows;
-    :math:`h_i` and :math:`h_q` are the last layer's states at the `</s>` after doc i and after the second query, and g
-    is the projection.
+    attends to the first query and to the docs before it, and the second query attends to everything. Let :math:`h_i` be
+    the last layer's state at the `</s>` after doc i, :math:`h_q` that at the `</s>` after the second query, and g the
+    projection. The score is
 
     .. math:: s(q, d_i) = g(h_q) \cdot g(h_i) \quad\text{or}\quad \cos(g(h_q), g(h_i)) / \tau
 
-    The paper uses cosines, and adds special tokens after the texts. Here the tokenizer's end token ends each text.
-    Inner products are the default, because they learn faster: at the start, the states at all end tokens are similar.
+    The paper uses cosines, and adds special tokens after the texts; here each text ends with the tokenizer's end token.
+    Inner products are the default here because they learn faster: an untrained model's end tokens have similar states.
 
     Args:
         encoder: A language model, or another encoder with enough positions for the rows.
-        similarity: `dot`, or `cosine` divided by the temperature.
-        projection: Dimension of the vectors, which two linear layers with a ReLU between them compute; None: no
+        similarity: `dot`, or `cosine`, which divides cosines by the temperature.
+        projection: Size of the projected vectors; two linear layers with a ReLU between them compute them. None: no
             projection.
         temperature: The divisor of cosines.
         shuffle: Whether training puts docs in a random order, which depends on the seed, the step and the query.
-        window: At inference: largest number of docs in a row, see `ListWindows`; None: all ("full ranking",
-            arXiv:2412.14574). If a row has more tokens than the encoder has positions, its docs are divided equally
-            among as few rows as possible.
+        window: At inference: largest number of docs in a row, see `ListWindows`; None: all docs ("full ranking",
+            arXiv:2412.14574). If a row would have more tokens than the encoder has positions, its docs are divided
+            equally among as few rows as possible.
         stride: At inference: number of docs between the starts of two windows.
         merge: At inference: `mean` or `sliding`, see `ListWindows`.
 
@@ -113,7 +113,7 @@ class ListwiseLM(nn.Module):
 
     @property
     def list_rows(self) -> JoinedRows:
-        """How many tokens the row of a list has."""
+        """Describe the lengths of the rows of a list."""
         query, doc = (layout.num_special for layout in self._layouts)
         return JoinedRows(2, len(self._literals[0]) + 2 * (query + 1), doc + 1)
 
@@ -154,9 +154,9 @@ class ListwiseLM(nn.Module):
 
         Args:
             texts: The texts of the batch.
-            parts: For each list (or window), the list's number and the indices of its docs in the order of the row.
-            row_ids: Id of each list's row within the step, on which dropout depends, int64 [lists]; None: no ids.
-            apart: Whether the scores are in the order of `parts`; else they are in the order of the batch's docs.
+            parts: For each list or window: the list's index, and the indices of its docs in the order of the row.
+            row_ids: Id within the step of each list's row, on which dropout depends, int64 [lists]; None: no ids.
+            apart: Whether to return the scores in the order of `parts`; else in the order of the batch's docs.
 
         Returns:
             The scores, [docs].
@@ -186,12 +186,12 @@ class ListwiseLM(nn.Module):
         return torch.zeros_like(scores).index_copy(0, torch.from_numpy(order).to(device), scores)
 
     def _projected(self, states: Tensor) -> Tensor:
-        """Return the vectors of states, in full precision; the projection runs in the precision of its weights."""
+        """Project states in the precision of the projection's weights; return the vectors in full precision."""
         weight = next(self.projection.parameters(), states)
         return full_precision(self.projection(states.to(weight.dtype)))
 
     def _rows(self, texts: ListTexts, number: int, places: np.ndarray) -> list[np.ndarray]:
-        """Divide the docs of a row equally among the smallest number of rows that fit into the encoder."""
+        """Divide the docs of a row equally among the smallest number of rows that the encoder can read."""
         fixed = len(self._literals[0]) + 2 * (int(texts.query_lengths[number]) + 1)
         docs = texts.doc_lengths[texts.first_docs()[number] + places] + 1
         for rows in range(1, len(places) + 1):
@@ -201,7 +201,7 @@ class ListwiseLM(nn.Module):
         else:
             raise CheckpointError(
                 f"max_doc_tokens: expected rows of at most {self.encoder.max_tokens} tokens, got "
-                f"{fixed + int(docs.max())} for a row with one doc and the query twice; lower max_doc_tokens"
+                f"{fixed + int(docs.max())}, the length of one doc and twice the query; lower max_doc_tokens"
             )
         if rows > 1 and not self._warned:
             self._warned = True
@@ -213,7 +213,7 @@ class ListwiseLM(nn.Module):
         return [places[cut] for cut in cuts]
 
     def _pieces(self, texts: ListTexts, rows: Sequence[Part]) -> tuple[Pieces, np.ndarray, np.ndarray]:
-        """Return rows, and the indices of the pieces at the end of docs [docs] and of second queries [rows]."""
+        """Return rows, and the indices of the pieces that end docs, [docs], and second queries, [rows]."""
         (begin, end), (begin_length, _) = texts.literal_starts, texts.literal_lengths
         first = texts.first_docs()
         starts, lengths, docs, queries, counts = [], [], [], [], []
@@ -239,7 +239,7 @@ class ListwiseLM(nn.Module):
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the encoder in transformers' format, and the options and the projection to the same folder."""
+        """Write the encoder in transformers' format, and add the options and the projection to the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.encoder.model.save_pretrained(folder)
         write_tokenizer(folder, self.encoder, max_tokens)
@@ -268,6 +268,6 @@ class ListwiseLM(nn.Module):
 
 
 def _row_ids(batch: RankBatch) -> np.ndarray | None:
-    """Return the id of each list's row within the step; None: the batch has none."""
+    """Return the id of each list's row within the step; None if the batch has no ids."""
     assert batch.queries is not None
     return None if batch.queries.row_ids is None else batch.queries.row_ids.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Set-Encoder: a cross-encoder whose rows attend to each other (Schlatt et al., 2024, arXiv:2404.06912)."""
+"""Set-Encoder: a cross-encoder whose rows can attend to each other (Schlatt et al., 2024, arXiv:2404.06912)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ranker.interactions.list_windows import ListWindows, Part, score_lists
 from ranker.models.monobert import MonoBERT
 from ranker.types import RankBatch, TokenBatch
 
-PATHS = ("bert", "modernbert", "packed")  # values of `Encoder.path` with which attention can read other rows
+PATHS = ("bert", "modernbert", "packed")  # values of `Encoder.path` that support attention to other rows
 
 
 class SetEncoder(MonoBERT):
-    r"""Score each doc of a list in its own row, which also attends to the first token of each other row of the list.
+    r"""Score each doc of a list in its own row. The row also attends to the first tokens of the list's other rows.
 
     The row of doc i is `[CLS] query [SEP] doc [SEP]`, with :math:`n_i` tokens. In every layer its tokens attend to the
     keys
 
     .. math:: K_i = [k_{i,1}, \dots, k_{i,n_i}; k_{j,1} \text{ for } j \ne i]
 
-    and to the values of the same tokens. So the `[CLS]` token of a row passes information about its doc to the other
-    rows. Attention does not depend on the order of the other rows, so neither do the scores. A list of one doc has the
-    score of monoBERT.
+    and to the values of the same tokens. So the `[CLS]` token of each row passes information about its doc to the other
+    rows. Scores do not depend on the order of the docs, because attention does not depend on the order of the other
+    rows. With a list of one doc, the model computes the same as monoBERT.
 
     Args:
         encoder: An encoder with bidirectional attention that runs without padding (its `path` is one of `PATHS`).
@@ -82,7 +82,7 @@ class SetEncoder(MonoBERT):
         return self._by_windows(batch, batch.pairs)
 
     def _by_windows(self, batch: RankBatch, pairs: TokenBatch) -> Tensor:
-        """Score lists some of which are longer than a window; the CPU waits for the scores of each window."""
+        """Score lists if some are longer than a window. The host waits for the scores of each window."""
         counts: list[int] = batch.doc_mask.sum(1).tolist()
         first_rows, lengths = np.cumsum([0, *counts]), pairs.cu_seqlens.diff().long()
 
@@ -107,7 +107,7 @@ class SetEncoder(MonoBERT):
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the folder of `MonoBERT.save`, and the options for inference to the same folder."""
+        """Write the folder of `MonoBERT.save`, and add the options for inference to it."""
         super().save(folder, max_tokens)
         write_options(folder, asdict(self.lists))
 
@@ -133,8 +133,8 @@ def _check(encoder: Encoder) -> None:
         )
     if is_causal(encoder.model):
         raise ConfigError(
-            "encoder: expected one whose tokens attend in both directions for model=set_encoder, got the causal "
-            f"{encoder.config.model_type}; model=listwise_lm takes it"
+            "encoder: expected a model whose tokens attend in both directions for model=set_encoder, got the causal "
+            f"{encoder.config.model_type}; set model=listwise_lm, which uses causal models"
         )
     row = torch.tensor([0, 1, 2], dtype=torch.int32, device=next(encoder.parameters()).device)
     tokens = torch.zeros(2, dtype=torch.int64, device=row.device)

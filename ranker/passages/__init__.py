@@ -1,1 +1,1 @@
-"""Docs as windows: a scorer whose rows are windows of docs, and aggregations of windows to docs."""
+"""Read docs as windows: a scorer whose rows are windows of docs, and aggregations of windows to docs."""

@@ -14,12 +14,12 @@ from ranker.passages.windowed import Windowed, scorer_of_windows
 
 
 def with_passages(scorer: Any, node: Any) -> Scorer:
-    """Return a scorer that reads docs as a `passages` node defines.
+    """Return a scorer that reads docs as windows, as a `passages` node defines.
 
     Args:
-        scorer: A scorer. If it already reads windows, the node replaces its options; the weights of an aggregation of
-            the same class and options are kept.
-        node: The node; None: a doc is one row.
+        scorer: A scorer. If it already reads windows, the node replaces its options. The trained weights of its
+            aggregation are kept if the node names the same class and options.
+        node: The node; None: a doc is read as one row.
 
     Raises:
         ConfigError: The scorer can't score a doc by windows, or a value of the node is wrong.

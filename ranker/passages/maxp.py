@@ -1,4 +1,4 @@
-"""MaxP: the score of a doc is that of its best window (Dai and Callan, 2019, arXiv:1905.09217)."""
+"""MaxP: the score of a doc is the score of its best window (Dai and Callan, 2019, arXiv:1905.09217)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MaxP(nn.Module):
         """Return the scores of docs [...].
 
         Args:
-            scores: Scores of their windows [..., windows].
+            scores: Scores of the docs' windows [..., windows].
             mask: True for windows, False for padding, bool, broadcast against `scores`.
 
         >>> MaxP()(torch.tensor([[-2.0, -1.0, 5.0]]), torch.tensor([[True, True, False]]))

@@ -1,4 +1,4 @@
-"""MeanP: the score of a doc is the mean over its best k windows."""
+"""MeanP: the score of a doc is the mean score of its best k windows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ranker.errors import ConfigError
 
 
 class MeanP(nn.Module):
-    r"""Score a doc by the mean over its best k windows: :math:`s(q, d) = \frac{1}{k} \sum_{j \in top_k} s(q, w_j)`.
+    r"""Score a doc by its best k windows' mean score: :math:`s(q, d) = \frac{1}{k} \sum_{j \in top_k} s(q, w_j)`.
 
-    If a doc has fewer windows, the mean is over all of them. Only the windows in the mean get a gradient.
+    If a doc has fewer than k windows, the mean is over all of them. Only the windows in the mean get a gradient.
 
     Args:
         k: Number of windows; None: all.
@@ -29,14 +29,14 @@ class MeanP(nn.Module):
         self.k = k
 
     def extra_repr(self) -> str:
-        """Return the option."""
+        """Return the value of `k` as text."""
         return f"k={self.k}"
 
     def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
         """Return the scores of docs [...].
 
         Args:
-            scores: Scores of their windows [..., windows].
+            scores: Scores of the docs' windows [..., windows].
             mask: True for windows, False for padding, bool, broadcast against `scores`.
 
         >>> MeanP(2)(torch.tensor([[1.0, 4.0, 2.0], [3.0, 9.0, 9.0]]), torch.tensor([[True] * 3, [True, False, False]]))

@@ -11,7 +11,7 @@ class ParadeAttention(nn.Module):
 
     .. math:: d = \sum_j \mathrm{softmax}_j(u \cdot p_j)\,p_j
 
-    A doc of one window is represented by the vector of this window.
+    A doc with a single window is represented by the vector of this window.
 
     Args:
         dim: Size of a vector.
@@ -27,7 +27,7 @@ class ParadeAttention(nn.Module):
         """Return the vectors of docs [docs, dim].
 
         Args:
-            vectors: Vectors of their windows [docs, windows, dim]; 0 in padding.
+            vectors: Vectors of the docs' windows [docs, windows, dim]; 0 in padding.
             mask: True for windows, False for padding, bool [docs, windows].
         """
         weights = (vectors @ self.weight).masked_fill(~mask, -torch.inf).softmax(-1)

@@ -15,10 +15,10 @@ class ParadeTransformer(nn.Module):
 
     .. math:: d = \mathrm{Transformer}(c, p_1, \dots, p_n)_c
 
-    with a trained vector c, and BERT's layers: post-norm, GELU, an inner size of 4 times `dim`, random at the start.
-    Windows have no positions, as in the paper. In the paper, c is the encoder's embedding of `[CLS]`, and there is
-    dropout. Here c is random at the start, and there is no dropout, so that the number of devices and micro-batches
-    does not change the result.
+    with a trained vector c. The layers are BERT's, initialized at random: post-norm, GELU, an inner size of 4 times
+    `dim`. As in the paper, windows have no position embeddings. There are two differences. In the paper, c is the
+    encoder's embedding of `[CLS]`; here c is initialized at random. The paper uses dropout; here there is none, so that
+    the result does not depend on the number of devices and micro-batches.
 
     Args:
         dim: Size of a vector.
@@ -37,7 +37,7 @@ class ParadeTransformer(nn.Module):
             raise ConfigError(f"passages.layers: expected at least 1, got {layers}")
         heads = max(1, dim // HEAD_DIM) if heads is None else heads
         if heads < 1 or dim % heads:
-            raise ConfigError(f"passages.heads: expected a number that divides a vector's {dim} values, got {heads}")
+            raise ConfigError(f"passages.heads: expected a divisor of {dim}, the size of a vector, got {heads}")
         self.heads = heads
         self.start = nn.Parameter(torch.empty(dim).normal_(std=0.02))
         self.layers = nn.ModuleList(
@@ -46,14 +46,14 @@ class ParadeTransformer(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Return the number of heads, which the layers do not show."""
+        """Return the number of heads as text; the layers do not show it."""
         return f"heads={self.heads}"
 
     def forward(self, vectors: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors of docs [docs, dim].
 
         Args:
-            vectors: Vectors of their windows [docs, windows, dim]; 0 in padding.
+            vectors: Vectors of the docs' windows [docs, windows, dim]; 0 in padding.
             mask: True for windows, False for padding, bool [docs, windows].
         """
         states = torch.cat([self.start.expand(len(vectors), 1, -1), vectors], dim=1)

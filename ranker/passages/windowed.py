@@ -1,4 +1,4 @@
-"""A scorer whose rows are windows of docs: an inner scorer scores each window, an aggregation gives a doc's score."""
+"""Score docs by windows: an inner scorer reads each window, and an aggregation combines the windows of a doc."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors
 from ranker.types import RankBatch, TokenBatch
 
-WEIGHTS = "passages.safetensors"  # file with the weights of a learned aggregation, in a model folder
+WEIGHTS = "passages.safetensors"  # file in a model folder with the weights of a learned aggregation
 
 
 class Aggregation(Protocol):
     """An `nn.Module` that computes a doc's score or vector from the scores or vectors of its windows.
 
     Attributes:
-        reads: `scores`: scores [..., windows] to [...]; `vectors`: vectors [docs, windows, dim] to [docs, dim], and the
-            constructor takes `dim`.
+        reads: `scores`: it turns scores [..., windows] into [...]. `vectors`: it turns vectors [docs, windows, dim]
+            into [docs, dim], and the constructor takes `dim`.
     """
 
     @property
     def reads(self) -> str: ...
 
     def __call__(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Aggregate; `mask` is True for windows and False for padding, and may have fewer axes than scores."""
+        """Aggregate values. `mask` is True for windows and False for padding, and may have fewer axes than scores."""
         ...
 
 
 class Windowed(nn.Module):
-    r"""Score a doc by its windows: :math:`s(q, d) = A(s(q, w_1), \dots, s(q, w_n))`, or A over their vectors.
+    r"""Score a doc by its windows: :math:`s(q, d) = A(s(q, w_1), \dots, s(q, w_n))`, or A applied to window vectors.
 
-    The rows of a batch are the windows of each doc, which `Collator` cuts; all windows of a doc are in one batch. A
-    batch without windows counts each row as the only window of its doc. This class is for cross-encoders; for
-    bi-encoders see `WindowedBiEncoder`.
+    `Collator` cuts docs into windows, and a batch has one row for each window; all windows of a doc are in one batch.
+    In a batch that was not cut into windows, each row is the only window of its doc. This class is for cross-encoders;
+    for bi-encoders see `WindowedBiEncoder`.
 
     Args:
-        scorer: The scorer of a window. For an aggregation of vectors it needs `row_vectors` and `vector_scores`.
+        scorer: The scorer of windows. If the aggregation reads vectors, it must have `row_vectors` and `vector_scores`.
         windows: How docs are cut.
-        aggregation: Computes scores or vectors of docs from those of windows.
+        aggregation: Computes the scores or vectors of docs from those of their windows.
     """
 
     def __init__(self, scorer: Any, windows: Windows, aggregation: Any) -> None:
@@ -64,7 +64,7 @@ class Windowed(nn.Module):
 
     @property
     def reads(self) -> str:
-        """What the scorer of windows reads."""
+        """What the scorer of windows reads, `pairs` or `texts`."""
         reads: str = self.scorer.reads
         return reads
 
@@ -76,7 +76,7 @@ class Windowed(nn.Module):
 
     @property
     def text_limits(self) -> tuple[int, int] | None:
-        """None: a limit on docs in the scorer's folder is that of one window."""
+        """None: a limit on docs in the scorer's folder is the limit of one window."""
         return None
 
     def pair_layout(self) -> Template:
@@ -86,7 +86,7 @@ class Windowed(nn.Module):
         return layout
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change scores; stored scores have their hash."""
+        """Return the options that change scores, apart from weights and tokenizer; stored scores keep their hash."""
         own = getattr(self.scorer, "settings", None)
         inner = {"pooling": getattr(self.scorer, "pooling", None)} if own is None else own()
         return {**inner, "windows": repr(self.windows), "aggregation": repr(self.aggregation)}
@@ -101,7 +101,7 @@ class Windowed(nn.Module):
         return to_grid(self.scorer.vector_scores(docs, batch.pairs, first_rows(batch.pairs)), batch.doc_mask)
 
     def _aggregated(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Aggregate in the precision of the aggregation's weights."""
+        """Aggregate values in the precision of the aggregation's weights."""
         weight = next(self.aggregation.parameters(), values)
         with torch.autocast(values.device.type, enabled=False):
             docs: Tensor = self.aggregation(values.to(weight.dtype), mask)
@@ -130,7 +130,7 @@ class Windowed(nn.Module):
         return f"{said}; ranker reads the windows of its ranker.yaml"
 
     def save(self, folder: Path, max_tokens: int, **limits: Any) -> None:
-        """Write the scorer of windows with its own `save`, and the weights of a learned aggregation beside it.
+        """Write the scorer of windows with its own `save`, and add the weights of a learned aggregation to its folder.
 
         Args:
             folder: An empty folder.
@@ -141,7 +141,7 @@ class Windowed(nn.Module):
         self.save_aggregation(folder)
 
     def save_aggregation(self, folder: Path) -> None:
-        """Write the weights of a learned aggregation; without weights, write nothing."""
+        """Write the weights of a learned aggregation; write no file if the aggregation has none."""
         state = self.aggregation.state_dict()
         if state:
             save_file({name: value.detach().cpu().contiguous() for name, value in state.items()}, folder / WEIGHTS)
@@ -150,34 +150,34 @@ class Windowed(nn.Module):
         """Load the weights that `save_aggregation` wrote.
 
         Raises:
-            CheckpointError: The folder lacks a weight, or has another one.
+            CheckpointError: The folder lacks a weight, or has a weight that the aggregation lacks.
         """
         expected = self.aggregation.state_dict()
         stored = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else {}
         shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (expected, stored)]
         if shapes[0] != shapes[1]:
             raise CheckpointError(
-                f"{folder / WEIGHTS}: expected {shapes[0] or 'no such file'}, got {shapes[1] or 'none'}; name the "
-                "passages of the training"
+                f"{folder / WEIGHTS}: expected {shapes[0] or 'no such file'}, got {shapes[1] or 'none'}; set passages "
+                "to the value of the training"
             )
         self.aggregation.load_state_dict(stored)
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
-        """Raise an error: the class of the scorer is not known here; use `ranker.checkpoint.load_scorer`.
+        """Raise an error, because the class of the inner scorer is not known here; use `ranker.checkpoint.load_scorer`.
 
         Raises:
-            CheckpointError: Always.
+            CheckpointError: Always raised.
         """
         raise CheckpointError(f"{folder}: expected load_scorer for a model that reads windows, got {execution!r:.60}")
 
 
 class WindowedBiEncoder(Windowed):
-    """A bi-encoder that reads windows: a doc has a vector per window, or one vector if the vectors are aggregated."""
+    """A bi-encoder that reads windows: a doc has one vector per window, or one vector aggregated from these."""
 
     @property
     def vectors(self) -> str:
-        """`one` vector per doc, or one for each of its `windows`."""
+        """`one` if a doc has one vector, `windows` if it has one for each window."""
         return "one" if self.aggregation.reads == "vectors" or self.windows.most == 1 else "windows"
 
     @property
@@ -194,7 +194,7 @@ class WindowedBiEncoder(Windowed):
 
     @property
     def doc_encoder(self) -> Encoder | None:
-        """Encoder of docs; None: `encoder`."""
+        """Encoder of docs; None: docs are read by `encoder`."""
         encoder: Encoder | None = self.scorer.doc_encoder
         return encoder
 
@@ -209,7 +209,7 @@ class WindowedBiEncoder(Windowed):
         return vectors
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
-        """Return the vectors of docs: one each, or one for each window."""
+        """Return the vectors of docs: one for each doc, or one for each window."""
         values = self.scorer.encode_docs(batch).values
         if self.vectors == "windows":
             return TextVectors(values, self.doc_vector_counts(batch))
@@ -220,13 +220,13 @@ class WindowedBiEncoder(Windowed):
         return TextVectors(functional.normalize(docs, dim=1) if self.similarity == "cosine" else docs)
 
     def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
-        """Return the number of vectors of each doc, int64 [docs], without encoding it."""
+        """Return the number of vectors of each doc, int64 [docs], without encoding the docs."""
         if self.vectors == "one" or batch.windows is None:
             return torch.ones(batch.num_texts, dtype=torch.int64, device=batch.tokens.device)
         return batch.windows
 
     def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
-        """Score every query with every doc, [queries, docs], from their vectors."""
+        """Return the scores of every query with every doc, [queries, docs], from their vectors."""
         scores: Tensor
         if docs.counts is None:
             scores = self.scorer.score_block(queries, docs)
@@ -236,7 +236,7 @@ class WindowedBiEncoder(Windowed):
         return self._aggregated(scores.view(len(scores), *mask.shape), mask)
 
     def scoring_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters that `score_block` reads; an aggregation of scores has none."""
+        """The trained parameters on which `score_block` depends; an aggregation of scores has none."""
         parameters: list[nn.Parameter] = self.scorer.scoring_parameters()
         return parameters
 
@@ -262,14 +262,14 @@ def scorer_of_windows(scorer: Any) -> Any:
 
 
 def to_windows(values: Tensor, rows: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Arrange values of rows by docs.
+    """Arrange the values of rows by docs, padded to the largest number of windows.
 
     Args:
         values: [rows, ...].
         rows: The rows, which are windows of docs; without windows, each row is the only window of a doc.
 
     Returns:
-        The values padded with zeros [docs, windows, ...], and their mask, bool [docs, windows].
+        The values [docs, windows, ...], 0 in padding, and a mask, True for windows, bool [docs, windows].
     """
     if rows.windows is None:
         return values.unsqueeze(1), torch.ones(len(values), 1, dtype=torch.bool, device=values.device)

@@ -1,1 +1,1 @@
-"""Pretraining on the docs of a collection, without queries and judgements: objectives, random draws and training."""
+"""Pretraining on the docs of a collection, without queries and judgements: objectives, random draws, training."""

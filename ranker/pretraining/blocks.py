@@ -1,4 +1,4 @@
-"""Training rows of `mlm` and `electra`: each row is a block of a doc, with some tokens hidden."""
+"""Training rows of `mlm` and `electra`: each row is a block of a doc with some tokens hidden."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MaskedBlocks:
         return MaskedRows(mask(self.blocks.take(groups), groups, epoch, self.masking, self.texts), self.layout)
 
     def fingerprint(self) -> str:
-        """Return a hash of all that the draws depend on, apart from the seed."""
+        """Return a hash of everything that the draws depend on, except the seed."""
         return self.texts.fingerprint("masked", self.masking)
 
 

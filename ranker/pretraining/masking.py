@@ -1,4 +1,4 @@
-"""Masked words: which tokens of a row are hidden, and which tokens replace them."""
+"""Masked words: choose the tokens of a row that are hidden, and the tokens that replace them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ranker.hashing import mix
 from ranker.pretraining.texts import Ragged, Texts, below, rows_of, uniform
 from ranker.types import Movable, RankBatch, TokenBatch
 
-WHICH, HOW, WORD, SAMPLE = 101, 102, 103, 104  # hashed into the four random draws, to make them independent
+WHICH, HOW, WORD, SAMPLE = 101, 102, 103, 104  # hashed into the random draws, so that the four draws are independent
 BLOCK = 2048  # number of hidden tokens whose logits are in memory at a time
 
 
@@ -26,7 +26,7 @@ class Masking:
     """How tokens are hidden (BERT, Devlin et al., 2019, arXiv:1810.04805, section 3.1).
 
     Args:
-        share: Share of each row's tokens to predict; their number is rounded, and at least one.
+        share: Share of each row's tokens to hide and predict. Their number is rounded, and is at least one.
         masked: Share of the hidden tokens that become the mask token.
         random: Share of the hidden tokens that become a random token; the others stay unchanged.
 
@@ -53,10 +53,10 @@ class Masked(NamedTuple):
 
     Attributes:
         rows: The rows as the model sees them.
-        row: Row of each hidden token, ascending, int64 [hidden].
-        position: Position of each hidden token in its row, ascending in each row, int64 [hidden].
+        row: Index of each hidden token's row, ascending, int64 [hidden].
+        position: Position of each hidden token in its row, ascending within a row, int64 [hidden].
         words: Original id of each hidden token, int64 [hidden].
-        draws: A uniform random number in [0, 1) for each hidden token, from which ELECTRA samples a word, float64
+        draws: A uniform random number in [0, 1) for each hidden token, with which ELECTRA samples a word, float64
             [hidden].
     """
 
@@ -68,16 +68,16 @@ class Masked(NamedTuple):
 
 
 def mask(rows: Ragged, numbers: np.ndarray, epoch: int, masking: Masking, texts: Texts) -> Masked:
-    """Hide tokens of rows; the choice depends on the seed, the epoch, the row's number and the positions only.
+    """Hide tokens of rows. The choice depends only on the seed, the epoch, a row's index and its length.
 
-    In each row, the positions with the smallest hashes are hidden. Their number depends on the length of the row only.
+    In each row, the positions with the smallest hashes are hidden.
 
     Args:
         rows: The rows, without special tokens.
-        numbers: Number of each row in the collection, the same in each epoch, int64 [rows].
+        numbers: Index of each row's text in the collection, the same in each epoch, int64 [rows].
         epoch: The epoch.
         masking: How tokens are hidden.
-        texts: Has the tokenizer and the seed.
+        texts: The texts, with the tokenizer and the seed.
     """
     lengths, row = rows.lengths, rows_of(rows)
     position, number = ranges(0, lengths), numbers[row]
@@ -106,7 +106,7 @@ def mask_token(texts: Texts) -> int:
     """
     token = texts.tokenizer.mask_token_id
     if token is None:
-        raise ConfigError("encoder: expected a tokenizer with a mask token for this objective, got one without")
+        raise ConfigError("encoder: expected a tokenizer with a mask token for this objective, got one without it")
     return int(token)
 
 
@@ -115,9 +115,9 @@ class Hidden(Movable):
     """The hidden tokens of a micro-batch.
 
     Args:
-        positions: Their positions in the micro-batch, int64 [hidden].
-        words: Their original token ids, int64 [hidden].
-        draws: A uniform random number in [0, 1) for each, float64 [hidden].
+        positions: Position of each hidden token in the micro-batch, int64 [hidden].
+        words: Original id of each hidden token, int64 [hidden].
+        draws: A uniform random number in [0, 1) for each hidden token, float64 [hidden].
         of_step: Number of hidden tokens of the whole step, over all devices.
     """
 
@@ -132,7 +132,7 @@ def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
 
     Args:
         masked: The rows of the step.
-        chosen: Numbers of these rows in the step, in the order of the micro-batch, int64 [chosen].
+        chosen: Indices of these rows in the step, in the order of the micro-batch, int64 [chosen].
         starts: Index of the first token of each row's text in the micro-batch, int64 [chosen].
     """
     begin = np.searchsorted(masked.row, chosen)
@@ -146,11 +146,11 @@ def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
 
 @dataclass
 class MaskedBatch(RankBatch):
-    """A micro-batch with hidden tokens. Its `share` is 1, because the loss is divided by counts of the whole step.
+    """A micro-batch with hidden tokens. Its `share` is 1, because the objective divides by counts of the whole step.
 
     Args:
-        hidden: The hidden tokens of its rows.
-        of_step: A second count over the whole step by which the objective divides: blocks (PROP) or tokens (ELECTRA).
+        hidden: The hidden tokens of the rows.
+        of_step: Another count of the whole step by which the objective divides: blocks (PROP) or tokens (ELECTRA).
     """
 
     hidden: Hidden | None = None
@@ -158,11 +158,11 @@ class MaskedBatch(RankBatch):
 
 
 def masked_batch(rows: TokenBatch, chosen: np.ndarray, hidden: Hidden, of_step: int = 0) -> MaskedBatch:
-    """Return the micro-batch of some groups that have one row each.
+    """Return the micro-batch of some groups; each group has one row.
 
     Args:
         rows: The rows.
-        chosen: Numbers of the groups in the step [groups].
+        chosen: Indices of the groups in the step [groups].
         hidden: The hidden tokens.
         of_step: See `MaskedBatch`.
     """
@@ -172,12 +172,12 @@ def masked_batch(rows: TokenBatch, chosen: np.ndarray, hidden: Hidden, of_step: 
 
 
 def masked_loss(head: MaskedLMHead, states: Tensor, hidden: Hidden) -> Tensor:
-    """Return a micro-batch's part of the step's loss: cross-entropy summed here, divided by the step's count, [].
+    """Return a micro-batch's part of the step's loss, []: its sum of cross-entropies, divided by the step's count.
 
     Args:
         head: The head of the masked language model.
-        states: Last states of the micro-batch [tokens, dim].
-        hidden: Its hidden tokens.
+        states: Last layer's states of the micro-batch [tokens, dim].
+        hidden: The hidden tokens of the micro-batch.
     """
     total = states.new_zeros(())
     for where, words in zip(hidden.positions.split(BLOCK), hidden.words.split(BLOCK), strict=True):
@@ -187,6 +187,6 @@ def masked_loss(head: MaskedLMHead, states: Tensor, hidden: Hidden) -> Tensor:
 
 
 def masked_logits(head: MaskedLMHead, states: Tensor) -> Tensor:
-    """Return the logits of the vocabulary, in float32 or float64, [tokens, vocabulary], from states [tokens, dim]."""
+    """Return logits of the vocabulary, float32 or float64 [tokens, vocabulary], from states [tokens, dim]."""
     logits = functional.linear(head(states), head.weight, head.bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

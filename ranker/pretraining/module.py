@@ -18,8 +18,8 @@ from ranker.types import RankBatch
 class PretrainModule(RerankModule):
     """Train a model whose forward pass returns the loss.
 
-    The model returns each micro-batch's part of the step's loss, already divided by the counts of the whole step. So
-    the number of devices and the memory budget change the result only by rounding.
+    The model returns a micro-batch's part of the step's loss, already divided by counts of the whole step. So the
+    number of devices and the memory budget change the result only by rounding.
     """
 
     scorer: Any
@@ -33,7 +33,7 @@ class PretrainModule(RerankModule):
 class Objective(Protocol):
     """A pretraining objective: a class of `ranker.pretraining.objectives`, built from a yaml file of conf/objective."""
 
-    pairs: bool  # whether a row has a query before the doc
+    pairs: bool  # whether a row has a text in place of the query before the doc
 
     def model(self, encoder: Encoder) -> Any:
         """Return the model to train, a module with an attribute `encoder` and a method `save(folder, max_tokens)`."""
@@ -49,7 +49,7 @@ class Objective(Protocol):
 
 
 class MaskedModel(nn.Module):
-    """An encoder with its masked-language-model head; an encoder without one gets a random head.
+    """An encoder with its head for masked language modelling; if the encoder has no such head, a random one is added.
 
     Args:
         encoder: The encoder.
@@ -75,14 +75,14 @@ class MaskedModel(nn.Module):
 
 
 def save_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
-    """Write an encoder's tokenizer; `max_tokens` is the number of tokens of the longest row."""
+    """Write an encoder's tokenizer; the length of the longest row, `max_tokens`, becomes the tokenizer's limit."""
     tokenizer: Any = encoder.tokenizer
     tokenizer.model_max_length = max_tokens
     tokenizer.save_pretrained(folder)
 
 
 def linear_layer(encoder: Encoder, size: int) -> nn.Linear:
-    """Return a new linear layer on states, initialized as in BERT.
+    """Return a new linear layer that reads states, initialized as in BERT.
 
     Args:
         encoder: The encoder.

@@ -1,4 +1,4 @@
-"""Pseudo-queries: a sentence of a doc is used as a query, and another part of the same doc as its relevant doc."""
+"""Pseudo-queries: a sentence of a doc is used as a query, and another part of the same doc as the relevant doc."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ENDS = re.compile(r"[.!?…。！？।]+[\"')\]”’»]*$")
 
 
 def sentence_ends(tokenizer: Any) -> np.ndarray:
-    """Return which token ids end a sentence, bool [vocabulary]: the ids of `.`, `?`, `!` and other end marks."""
+    """Return True for token ids that end a sentence, such as those of `.`, `?` and `!`, bool [vocabulary]."""
     return np.array([bool(ENDS.fullmatch(piece.lstrip("#Ġ▁"))) for piece in pieces_of(tokenizer)])
 
 
 def sentences(tokens: np.ndarray, ends: np.ndarray, shortest: int) -> np.ndarray:
-    """Return where sentences begin and end, int64 [sentences + 1].
+    """Return the index of the first token of each sentence, and at the end the number of tokens, int64 [sentences + 1].
 
-    A sentence ends after a token of `ends`. A sentence shorter than `shortest` is joined with the next one; the last
-    sentence of a text is joined with the one before it.
+    A sentence ends after a token of `ends`. If it is shorter than `shortest`, the next sentence is added to it. If the
+    last sentence of a text is too short, it is added to the sentence before it.
 
     Args:
         tokens: The tokens of a text.
-        ends: Which token ids end a sentence, bool [vocabulary].
+        ends: True for token ids that end a sentence, bool [vocabulary].
         shortest: Smallest number of tokens of a sentence.
 
     >>> sentences(np.array([5, 5, 1, 5, 1, 5, 5, 5]), np.arange(9) == 1, 3).tolist()
@@ -57,9 +57,9 @@ class PseudoQueries(ABC):
 
     Args:
         texts: The docs.
-        owners: Row of the doc that each group is from, int64 [groups]. Groups of the same doc give each other no
-            negatives.
-        options: Values that the draws depend on besides the texts, for the fingerprint.
+        owners: Index of the doc from which each group is drawn, int64 [groups]. Groups of the same doc are no negatives
+            of each other.
+        options: Values, besides the texts, on which the draws depend; they become part of the fingerprint.
     """
 
     def __init__(self, texts: Texts, owners: np.ndarray, options: Any) -> None:
@@ -74,7 +74,7 @@ class PseudoQueries(ABC):
         return len(self.owners)
 
     def largest(self) -> int:
-        """Return the largest number of tokens that a pair may have."""
+        """Return the largest number of tokens that a pair can have."""
         return self.texts.max_tokens + self.texts.max_query_tokens + 2 * self.layout.num_special
 
     def step(self, epoch: int, groups: np.ndarray) -> QueryRows:
@@ -84,20 +84,20 @@ class PseudoQueries(ABC):
         return QueryRows(queries, Ragged.of([doc for _, doc in pairs]), self.owners[groups], self.layout)
 
     def fingerprint(self) -> str:
-        """Return a hash of all that the draws depend on, apart from the seed."""
+        """Return a hash of everything that the draws depend on, except the seed."""
         return self.texts.fingerprint(self.options)
 
 
 class QueryRows:
     """The rows of a step: a pseudo-query and a doc of each group.
 
-    Each pseudo-query is compared with its own doc and the docs of all other groups. Two kinds of docs are left out:
-    those from the same doc of the collection, and those with the same tokens as its own doc.
+    Each pseudo-query is compared with its own doc and with the docs of other groups. It is not compared with another
+    group's doc if both groups come from the same doc of the collection, or if this doc has the tokens of its own doc.
 
     Args:
-        queries: The pseudo-queries.
-        docs: The docs.
-        owners: Row of the collection's doc that each group is from, int64 [groups].
+        queries: Tokens of the pseudo-queries.
+        docs: Tokens of the docs.
+        owners: Index of the collection's doc from which each group is drawn, int64 [groups].
         layout: The special tokens around a text.
     """
 

@@ -1,4 +1,4 @@
-"""Training steps of a pretraining: which blocks a step has, and its micro-batches on this device."""
+"""Optimizer steps of a pretraining: the blocks of each step, and the micro-batches on this device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ranker.types import Contrast, RankBatch, TrainStep
 
 
 class StepRows(Protocol):
-    """All rows of a step; every device draws the same ones.
+    """All rows of a step. Every device draws all of them, so they are the same on all devices.
 
     Attributes:
-        sizes: Tokens of each group's rows, int64 [groups].
+        sizes: Number of tokens of each group's rows, int64 [groups].
         contrast: Which texts of the whole step are compared with each other; None: the objective compares no texts.
     """
 
@@ -32,32 +32,32 @@ class StepRows(Protocol):
 
 
 class Draws(Protocol):
-    """Random draws of an objective: the rows of each step, from the texts."""
+    """Random draws of an objective: the rows of each step, drawn from the texts."""
 
     def __len__(self) -> int:
         """Return the number of groups in an epoch. A group is the rows from one block or one doc."""
         ...
 
     def largest(self) -> int:
-        """Return the largest number of tokens that the rows of a group may have."""
+        """Return the largest number of tokens that the rows of a group can have."""
         ...
 
     def step(self, epoch: int, groups: np.ndarray) -> StepRows:
-        """Return the rows of a step's groups, which depend on the seed, the epoch and the groups only."""
+        """Return the rows of a step's groups. They depend only on the seed, the epoch and the groups."""
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash of all that the draws depend on, apart from the seed."""
+        """Return a hash of everything that the draws depend on, except the seed."""
         ...
 
 
 class PretrainSteps(Dataset[TrainStep]):
-    """This device's part of each optimizer step, indexed by (epoch, step), as `TrainSteps` is for rankings.
+    """This device's part of each optimizer step, indexed by (epoch, step). `TrainSteps` is the same for rankings.
 
     Args:
-        plan: Groups of each step and how the step is split.
+        plan: The groups of each step, and how the step is split.
         draws: Draws the rows of a step.
-        rank: Number of this device.
+        rank: Index of this device.
         world: Number of devices.
     """
 
@@ -85,19 +85,19 @@ class PretrainSteps(Dataset[TrainStep]):
 
 
 class PretrainData(pl.LightningDataModule):
-    """Data module of a pretraining: gives each device its part of each step.
+    """Data module of a pretraining, which gives each device its part of each step.
 
     Args:
         draws: Draws the rows.
         groups: Groups per optimizer step, over all devices.
-        max_tokens: Token budget of a micro-batch on one device; None: `default_tokens`, or more if a group needs it.
+        max_tokens: Token budget of a micro-batch on one device; None: `default_tokens`, or more if one group has more.
         seed: Seed of the order of groups.
         min_micro_batches: Smallest number of micro-batches per device and step.
-        workers: Worker processes that prepare steps.
+        workers: Number of worker processes that prepare steps.
         default_tokens: The budget if `max_tokens` is None and no group needs more.
 
     Raises:
-        ConfigError: There are no groups, or one may be larger than the budget.
+        ConfigError: There are no groups, or a group can have more tokens than the budget.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class PretrainData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         if not len(draws):
-            raise ConfigError("data: expected docs that are long enough for this objective, got none; choose another")
+            raise ConfigError("data: expected docs that are long enough for this objective, got none; use longer docs")
         if max_tokens is not None and max_tokens < draws.largest():
             raise ConfigError(
-                f"batch.max_tokens: expected at least {draws.largest()}, the tokens of the largest possible block with "
-                f"what is drawn for it, got {max_tokens}; raise it, or lower max_doc_tokens"
+                f"batch.max_tokens: expected at least {draws.largest()}, the largest number of tokens of a group of "
+                f"this objective, got {max_tokens}; raise it, or lower max_doc_tokens"
             )
         budget = max(default_tokens, draws.largest()) if max_tokens is None else max_tokens
         self.draws, self.workers = draws, workers

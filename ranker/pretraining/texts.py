@@ -19,7 +19,7 @@ from ranker.types import TokenBatch
 
 
 class Ragged(NamedTuple):
-    """Token ids of rows: row r is `tokens[offsets[r]:offsets[r + 1]]`.
+    """Token ids of several rows: row r is `tokens[offsets[r]:offsets[r + 1]]`.
 
     Attributes:
         tokens: int64 [tokens].
@@ -37,7 +37,7 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row, int64 [rows]."""
+        """Number of tokens of each row, int64 [rows]."""
         return np.diff(self.offsets)
 
     def __getitem__(self, row: Any) -> np.ndarray:  # type: ignore[override]
@@ -52,7 +52,7 @@ class Ragged(NamedTuple):
 
 @dataclass(frozen=True)
 class Texts:
-    """The docs of a collection and how rows are made of them.
+    """The docs of a collection, and how they are cut into rows.
 
     Args:
         store: Token store of the whole docs.
@@ -69,14 +69,14 @@ class Texts:
     seed: int = 0
 
     def fitting(self, positions: int, pairs: bool) -> Texts:
-        """Return the texts with blocks that are short enough for an encoder, alone or with a query.
+        """Return the texts with blocks short enough for an encoder, or for an encoder that also reads a query.
 
         Args:
             positions: Number of tokens of the longest row that the encoder can read.
             pairs: Whether rows also have a query.
 
         Raises:
-            ConfigError: There is no room for two tokens of a doc.
+            ConfigError: A row has no room for two tokens of a doc.
         """
         layout = Template.of(self.tokenizer, 2 if pairs else 1)
         room = positions - layout.num_special - (self.max_query_tokens if pairs else 0)
@@ -88,7 +88,7 @@ class Texts:
         return replace(self, max_tokens=min(self.max_tokens, room))
 
     def blocks(self) -> Blocks:
-        """Divide each doc into the smallest number of blocks, of nearly equal length; an empty doc has none."""
+        """Cut each doc into the smallest number of blocks, of nearly equal length. An empty doc has no block."""
         lengths = self.store.lengths.astype(np.int64)
         counts = -(-lengths // self.max_tokens)
         docs = np.repeat(np.arange(len(lengths)), counts)
@@ -99,15 +99,15 @@ class Texts:
 
     @cached_property
     def words(self) -> np.ndarray:
-        """The ids of the vocabulary without special tokens, int64 [words]."""
+        """Ids of the vocabulary except special tokens, int64 [words]."""
         known = set(self.tokenizer.get_vocab().values()) - set(self.tokenizer.all_special_ids)
         return np.array(sorted(known), dtype=np.int64)
 
     def fingerprint(self, *more: Any) -> str:
-        """Return a hash of all that the draws depend on, apart from the seed.
+        """Return a hash of everything that the draws depend on, except the seed.
 
         Args:
-            more: Further values, which the objective adds.
+            more: Values of the objective that are hashed, too.
         """
         return digest(repr((self.store.meta.get("texts"), self.max_tokens, self.max_query_tokens, more)).encode())
 
@@ -117,9 +117,9 @@ class Blocks(NamedTuple):
 
     Attributes:
         store: The docs.
-        docs: Row of each block's doc in the store, int64 [blocks].
-        starts: Index of the block's first token in the doc, int64 [blocks].
-        lengths: Tokens of the block, int64 [blocks].
+        docs: Index of each block's doc in the store, int64 [blocks].
+        starts: Index of each block's first token in its doc, int64 [blocks].
+        lengths: Number of tokens of each block, int64 [blocks].
     """
 
     store: TokenStore
@@ -134,25 +134,25 @@ class Blocks(NamedTuple):
         return Ragged(self.store.tokens[ranges(first, lengths)].astype(np.int64), row_offsets(lengths))
 
     def those(self, kept: np.ndarray) -> Blocks:
-        """Return the blocks with the numbers `kept`."""
+        """Return the blocks with the indices `kept`."""
         return Blocks(self.store, self.docs[kept], self.starts[kept], self.lengths[kept])
 
 
 def lay_out(layout: Template, texts: Sequence[Ragged], rows: np.ndarray, row_ids: np.ndarray) -> TokenBatch:
-    """Put special tokens around some rows of one text or of a pair of texts.
+    """Build rows from one text or from a pair of texts each, with special tokens around them.
 
     Args:
         layout: The special tokens around the texts.
-        texts: One or two texts, as the layout has.
-        rows: Numbers of the rows, int64 [chosen].
-        row_ids: Their ids in the optimizer step, on which dropout depends [chosen].
+        texts: One or two texts of each row, as many as the layout has.
+        rows: Indices of the chosen rows, int64 [chosen].
+        row_ids: Ids of these rows in the optimizer step, on which dropout depends [chosen].
     """
     parts: Any = [(text, rows, text.lengths[rows]) for text in texts]
     return replace(layout.lay_out(parts), row_ids=torch.from_numpy(row_ids.astype(np.int64)))
 
 
 def pieces_of(tokenizer: Any) -> list[str]:
-    """Return the string of each token id, as the vocabulary spells it; empty for an unused id."""
+    """Return the string of each token id as the vocabulary spells it; empty for an unused id."""
     vocabulary = tokenizer.get_vocab()
     pieces = [""] * (1 + max(vocabulary.values()))
     for piece, number in vocabulary.items():
@@ -176,5 +176,5 @@ def below(number: int | np.ndarray, *parts: int | np.ndarray) -> np.ndarray:
 
 
 def rows_of(ragged: Ragged) -> np.ndarray:
-    """Return the number of the row that each token is in, int64 [tokens]."""
+    """Return the index of each token's row, int64 [tokens]."""
     return np.repeat(np.arange(len(ragged.offsets) - 1), ragged.lengths)

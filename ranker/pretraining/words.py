@@ -1,4 +1,4 @@
-"""Whole words in rows of tokens, and a unigram language model of docs, smoothed with the collection."""
+"""Find whole words in rows of tokens; a unigram language model of docs, smoothed with the collection."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Vocabulary(NamedTuple):
     """Properties of a tokenizer's token ids.
 
     Attributes:
-        in_word: Whether a token is part of a word, that is, has a letter or digit, bool [vocabulary].
-        begins: Whether a token begins a new word, bool [vocabulary].
+        in_word: True for tokens that are part of a word, that is, have a letter or a digit, bool [vocabulary].
+        begins: True for tokens that begin a new word, bool [vocabulary].
         stop: Hashes of the stop words, uint64 [stop words].
     """
 
@@ -54,8 +54,8 @@ class Words(NamedTuple):
 
     Attributes:
         starts: Index of each word's first token, int64 [words].
-        lengths: Number of its tokens, int64 [words].
-        hashes: A hash of its tokens, uint64 [words].
+        lengths: Number of tokens of each word, int64 [words].
+        hashes: A hash of the tokens of each word, uint64 [words].
     """
 
     starts: np.ndarray
@@ -64,7 +64,7 @@ class Words(NamedTuple):
 
 
 def words_of(tokens: np.ndarray, vocabulary: Vocabulary, first: np.ndarray | None = None) -> Words:
-    """Find the words of a text, or of several.
+    """Find the words of one text or of several texts.
 
     Args:
         tokens: Token ids, int64 [tokens].
@@ -94,7 +94,7 @@ class WordModel:
 
     .. math:: P(w \mid D) = \frac{c(w, D) + \mu P(w \mid C)}{|D| + \mu}
 
-    The collection's words are counted in `BUCKETS` counters (4 million); words with the same hash share one.
+    The collection's words are counted in `BUCKETS` counters (4 million). Words with the same hash share a counter.
 
     Args:
         store: The docs of the collection.
@@ -121,7 +121,7 @@ class WordModel:
 
         Args:
             hashes: Hashes of the words [words].
-            counts: How often the doc has each of them [words].
+            counts: How often each word occurs in the doc [words].
         """
         of_collection = self.shares[(hashes % np.uint64(BUCKETS)).astype(np.int64)]
         smoothed: np.ndarray = (counts + self.mu * of_collection) / (counts.sum() + self.mu)

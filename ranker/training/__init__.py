@@ -1,1 +1,1 @@
-"""Training under Lightning: modules, checkpoints, schedules, loggers. Read rerank_module.py first."""
+"""Train under Lightning: modules, checkpoints, schedules, loggers. Read rerank_module.py first."""

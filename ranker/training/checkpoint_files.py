@@ -1,4 +1,4 @@
-"""Write checkpoint files whole or not at all, and verify them before they are read."""
+"""Write checkpoint files so that each is complete or absent, and verify them before they are read."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
 class WholeFiles(CheckpointIO):
-    """Checkpoint files for Lightning: complete even after a kill or a power cut, and read without running code."""
+    """Checkpoint files for Lightning. A kill or a power cut leaves no incomplete file, and reading runs no code."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: dict[str, Path] | None = None
     ) -> None:
-        """Write a file beside the old one, then replace it.
+        """Write a checkpoint to a temporary file, which then replaces the old one.
 
         Args:
-            checkpoint: What to save.
+            checkpoint: The content.
             path: The file.
-            storage_options: `{"previous": path}`: the replaced file gets this name.
+            storage_options: `{"previous": path}`: the replaced file is renamed to this path.
 
         Raises:
-            CheckpointError: The disk is full or the folder is not writable; the old file is kept.
+            CheckpointError: The disk is full, or the folder is not writable. The old file is kept.
         """
         path = Path(path)
-        content = io.BytesIO()  # on a full disk, torch.save would raise its own error instead of the system's
+        content = io.BytesIO()  # torch.save to a file would hide the system's error message for a full disk
         torch.save(checkpoint, content)
         try:
             with write_whole(path, binary=True) as file:
@@ -61,21 +61,21 @@ class WholeFiles(CheckpointIO):
         map_location: Any = "cpu",
         weights_only: bool | None = True,
     ) -> dict[str, Any]:
-        """Read tensors and plain values; `weights_only` is ignored, because other objects are never read.
+        """Read tensors and plain values. `weights_only` is ignored, because other objects are never read.
 
         Raises:
-            CheckpointError: The file is no checkpoint, is damaged, or holds other objects.
+            CheckpointError: The file is no checkpoint, is damaged, or contains other objects.
         """
         return read_checkpoint(Path(path), map_location or "cpu")
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint with all its parts."""
+        """Remove a checkpoint and its parts."""
         for part in (Path(path), *other_parts(Path(path))):
             part.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
-    """Verify the checksums of a checkpoint and read it: tensors and plain values.
+    """Verify the checksums of a checkpoint, and return its tensors and plain values.
 
     Args:
         path: The file.
@@ -83,7 +83,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
         mmap: Whether tensors are memory-mapped instead of read.
 
     Raises:
-        CheckpointError: The file is missing, damaged, no checkpoint, or holds other objects.
+        CheckpointError: The file is missing, damaged, no checkpoint, or contains other objects.
     """
     damage = fault(path)
     if damage is not None:
@@ -98,7 +98,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
 
 
 def _load(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
-    """Read a checkpoint file; see `read_checkpoint`."""
+    """Read a checkpoint file without verifying it; see `read_checkpoint`."""
     try:
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:
@@ -112,7 +112,7 @@ def _load(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
 def link(source: Path, target: Path) -> None:
     """Give a checkpoint a second name by hard links, or by copies if the file system has no links.
 
-    Checkpoint files are replaced, never modified, so a later checkpoint does not change the linked content.
+    A later checkpoint does not change the linked content, because checkpoint files are replaced and never modified.
     """
     for number, part in enumerate(other_parts(source), start=1):
         _link(part, part_of(target, number))
@@ -131,10 +131,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def fault(path: Path) -> str | None:
-    """The fault of a checkpoint; None if it is complete.
+    """Return what is wrong with a checkpoint; None if it is complete.
 
-    A checkpoint is a zip archive, whose checksums torch does not verify. If a checkpoint has parts, all of them must
-    exist.
+    A checkpoint is a zip archive. torch does not verify its checksums, so this function does. If a checkpoint has
+    parts, all parts must exist.
     """
     others = other_parts(path)
     damage = next((found for part in (path, *others) if (found := zip_fault(part)) is not None), None)
@@ -143,12 +143,12 @@ def fault(path: Path) -> str | None:
     try:
         first = _load(path, "cpu", mmap=True)
         return fault_of_parts(first, [_load(part, "cpu", mmap=True) for part in others]) if SHARDS in first else None
-    except CheckpointError:  # the caller reads it next and reports that it is no checkpoint
+    except CheckpointError:  # the caller reads the file next, and then reports that it is no checkpoint
         return None
 
 
 def to_resume_from(folder: Path) -> Path:
-    """The last complete checkpoint of a run: `last.ckpt`, or `previous.ckpt` if that one is damaged.
+    """Return the last complete checkpoint of a run: `last.ckpt`, or `previous.ckpt` if `last.ckpt` is damaged.
 
     Args:
         folder: The run folder.

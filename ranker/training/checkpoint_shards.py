@@ -1,7 +1,7 @@
-"""Checkpoints in parts, one for each device: `last.ckpt` of the first device, `last.ckpt.1` of the second, ...
+"""Checkpoints in parts, one for each device: `last.ckpt` of the first device, `last.ckpt.1` of the second, and so on.
 
-A part is a checkpoint file with the device's shards in place of whole tensors. Read together, the parts give the same
-content as a whole checkpoint, so any number of devices resumes it, with or without shards.
+A part is a checkpoint file that contains the shards of one device in place of whole tensors. All parts together have
+the content of a checkpoint in one file, so any number of devices can resume from them, with or without shards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SHARDS = "shards"  # key of a part: number of parts, this one's number, the step, and the paths of sharded tensors
+SHARDS = "shards"  # key of a part: the number of parts, this part's index, the step, and the paths of sharded tensors
 NEW = ".new"  # suffix of a part until all parts are written
 
 
@@ -39,7 +39,7 @@ def as_part(checkpoint: dict[str, Any], number: int, count: int, sharded: list[s
 
     Args:
         checkpoint: The checkpoint with this device's shards.
-        number: Number of the device.
+        number: Index of the device.
         count: Number of devices.
         sharded: Paths of the tensors that are shards, see `leaves`.
     """
@@ -49,7 +49,7 @@ def as_part(checkpoint: dict[str, Any], number: int, count: int, sharded: list[s
 
 
 def fault_of_parts(first: dict[str, Any], others: list[dict[str, Any]]) -> str | None:
-    """Return why parts do not belong together; None if they do.
+    """Return why parts do not belong to one checkpoint; None if they do.
 
     Args:
         first: Content of the first part.
@@ -65,7 +65,7 @@ def fault_of_parts(first: dict[str, Any], others: list[dict[str, Any]]) -> str |
 
 
 def joined(first: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the whole checkpoint of its parts, in their order."""
+    """Return the whole checkpoint that consists of these parts, given in the order of the devices."""
     about = first.pop(SHARDS)
     parts = [dict(leaves(part)) for part in others[: about["count"] - 1]]
     sharded = set(about["sharded"])
@@ -85,12 +85,12 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """Return a nested state with each tensor changed.
+    """Return a copy of a nested state in which each tensor is replaced.
 
     Args:
         value: The state.
-        change: Returns the new value of a path and a tensor.
-        path: The state's path.
+        change: Returns the replacement for a path and a tensor.
+        path: Path of the state itself.
     """
     if isinstance(value, Tensor):
         return change(path, value)

@@ -1,4 +1,4 @@
-"""When checkpoints are written: the best one by `SaveBest`, the last one by `SaveLast`."""
+"""Decide when checkpoints are written: `SaveBest` writes the best one, `SaveLast` the last one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class SaveBest(ModelCheckpoint):
     Args:
         folder: Folder of the file.
         monitor: Name of the logged measure.
-        resumed: Folder of the checkpoint from which the run resumes. The earlier best is looked up there before its
-            stored path, because run folders may have moved.
+        resumed: Folder of the checkpoint from which the run resumes. The earlier best checkpoint is looked up in this
+            folder first, and then at its stored path, because run folders may have moved.
     """
 
     def __init__(self, folder: Path, monitor: str | None, resumed: Path | None = None) -> None:
@@ -42,12 +42,12 @@ class SaveBest(ModelCheckpoint):
             save_top_k=1,
             enable_version_counter=False,
             auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # save after the validation; `SaveLast` then stores the new best score
+            save_on_train_epoch_end=False,  # saves after the validation, before `SaveLast` stores the best score
         )
         self._resumed = resumed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Link the earlier best checkpoint into this folder; Lightning would drop its score if the folder differs."""
+        """Link the earlier best checkpoint into this folder. Lightning would forget its score in a new folder."""
         stored, score = state_dict["best_model_path"], state_dict["best_model_score"]
         assert self.dirpath is not None
         best = Path(self.dirpath) / "best.ckpt"
@@ -74,18 +74,18 @@ class SaveLast(Checkpoint):
     """Write `last.ckpt` every n optimizer steps, after each validation, at the end, and at SIGTERM.
 
     The replaced checkpoint is kept as `previous.ckpt`. If a validation is due at a step, the checkpoint is written
-    after the validation; otherwise Lightning would skip that validation after a resume. The last step is always
-    validated, even if no validation is scheduled there: at `max_steps` in the middle of an epoch, or in an epoch that
+    after the validation; otherwise a resumed run would skip that validation. The last step is always validated, even
+    if no validation is scheduled for it: at `max_steps` in the middle of an epoch, or in an epoch that
     `check_val_every_n_epoch` leaves out.
 
-    Lightning calls `Checkpoint`s after all other callbacks, in the given order. This one must be the last, so that it
-    saves the state of the others.
+    Lightning calls `Checkpoint` callbacks after all other callbacks, in the given order. This callback must be the last
+    one, so that it saves the state of the others.
 
     Args:
         path: The file.
         every_steps: Steps between two checkpoints.
-        resumed: The checkpoint from which the training resumes. It is linked to `path` until a newer one is written.
-        command: The command that resumes, for the message at SIGTERM.
+        resumed: The checkpoint from which the training resumes. It is linked to `path` until a new one is written.
+        command: The command to show in the message at SIGTERM, with which the training resumes.
     """
 
     def __init__(
@@ -94,25 +94,25 @@ class SaveLast(Checkpoint):
         self.path, self.every_steps, self.resumed, self.command = path, every_steps, resumed, command
         self._saved = -1
         self._row: dict[str, float] = {}  # values of the last step that the loggers do not have yet
-        self._is_extra_validation = False  # whether the next validation is the unscheduled one at the end
+        self._is_extra_validation = False  # whether the next validation is the unscheduled one after the last step
 
     def _save(self, trainer: pl.Trainer) -> None:
         if trainer.global_step != self._saved and not trainer.sanity_checking:
             self._saved = trainer.global_step
-            for logger in trainer.loggers:  # so that no value logged before the checkpoint can be lost
+            for logger in trainer.loggers:  # flush, so that no value logged before the checkpoint can be lost
                 logger.save()
             # a collective: all processes call it
             trainer.save_checkpoint(self.path, storage_options={"previous": self.path.with_name(PREVIOUS)})
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Link the checkpoint from which the training resumes, in case of a kill before the first new one."""
+        """Link the checkpoint from which the training resumes, in case a kill comes before the first new checkpoint."""
         if self.resumed is not None:
             rank_zero_only(link)(self.resumed, self.path)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replace Lightning's SIGTERM handler, which would start a collective in the middle of a step."""
         _on_sigterm(lambda *_: setattr(module, "stop_asked", True))
-        # Lightning would broadcast at each step whether a process received SIGTERM, and the host would wait for the GPU
+        # after each step, Lightning would broadcast whether a process received SIGTERM; the host would wait for the GPU
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         for logger in trainer.loggers if self._row else ():
             logger.log_metrics(self._row, step=trainer.global_step - 1)
@@ -120,10 +120,10 @@ class SaveLast(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         done = loop.batch_progress.current.completed
         if loop.restarting and done and _validate_last(trainer, done - 1) and not _validation_is_due(trainer, done - 1):
-            # the checkpoint was written after the unscheduled validation of the last step; without the following line,
+            # this checkpoint was written after the unscheduled validation of the last step; without the next line,
             # Lightning would train one more step
             trainer.should_stop = True
-        # the checkpoint's run had stopped early and was killed before its end: stop again, without a validation
+        # if the run had stopped early and was killed before it ended, stop again, without a validation
         stoppers = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
         # patience 0, like 1, stops at the first validation without improvement
         if any(callback.wait_count >= max(callback.patience, 1) for callback in stoppers):
@@ -145,13 +145,13 @@ class SaveLast(Checkpoint):
             trainer.should_stop = True  # makes Lightning validate after this step
         # `should_stop` alone does not end a training before `min_steps` or `min_epochs`
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early
-        if ends and trainer.check_val_every_n_epoch is not None:  # for example at `max_time`: validate now
+        if ends and trainer.check_val_every_n_epoch is not None:  # for example at `max_time`: validate after this step
             trainer.check_val_every_n_epoch = 1
         self._is_extra_validation = ends and not due
         if due or (ends and _validates_in_this_epoch(trainer)):
             return
         if stop or trainer.global_step % self.every_steps == 0:
-            # Lightning gives this step's values to the loggers only after the checkpoint, so the checkpoint stores them
+            # loggers get this step's values only after the checkpoint is written, so the checkpoint stores the values
             if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
                 self._row = {
                     name: float(v)
@@ -166,15 +166,14 @@ class SaveLast(Checkpoint):
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the values that are not logged yet.
 
-        During an unscheduled validation, also count the step before it: Lightning counts that step only after the
-        validation.
+        In an unscheduled validation, also store the last step as done: Lightning counts it only after the validation.
         """
         checkpoint["unlogged"] = self._row
         if self._is_extra_validation and trainer.validating:
             checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restore the values that were not logged."""
+        """Restore the values that were not logged yet."""
         self._row = checkpoint.get("unlogged", {})
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -190,10 +189,10 @@ class SaveLast(Checkpoint):
 
     @contextmanager
     def ends_at_sigterm(self, trainer: pl.Trainer) -> Iterator[None]:
-        """While the context is open, SIGTERM ends the process at once, since after a training nothing is left to save.
+        """End the process at once if SIGTERM comes while the context is open: after a training, all is saved.
 
         Raises:
-            Preempted: SIGTERM came.
+            Preempted: SIGTERM was received.
         """
 
         def stop(*_: Any) -> None:
@@ -208,8 +207,8 @@ class SaveLast(Checkpoint):
 
     def _preempted(self, trainer: pl.Trainer) -> Preempted:
         log.info("stopped by SIGTERM after step %d", trainer.global_step)
-        # A child of Lightning's launcher ends with code 0: after any other code, the launcher would kill the parent. It
-        # prints no message, since the parent prints one.
+        # The launcher kills the parent if a child ends with another code than 0, so a child of Lightning's launcher
+        # ends with 0. The child prints no message, since the parent prints one.
         environment = getattr(trainer.strategy, "cluster_environment", None)
         is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
         text = (
@@ -220,13 +219,13 @@ class SaveLast(Checkpoint):
 
 
 def _on_sigterm(handler: Callable[..., Any] | int | signal.Handlers | None) -> None:
-    """Set SIGTERM's handler, which only the main thread may do. Lightning restores the old handler after a fit."""
+    """Set SIGTERM's handler if this is the main thread, which alone may do so. Lightning restores the old one later."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 def _validate_last(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether this was the last step by `max_steps` or `max_epochs`.
+    """Return whether this was the last step according to `max_steps` or `max_epochs`.
 
     If so, `check_val_every_n_epoch` is set to 1, so that this epoch is validated.
     """
@@ -245,7 +244,7 @@ def _validates_in_this_epoch(trainer: pl.Trainer) -> bool:
 
 
 def _validation_is_due(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether a validation is scheduled after this step."""
+    """Return whether a validation is scheduled after this step."""
     every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
     if not _validates_in_this_epoch(trainer):
         return False

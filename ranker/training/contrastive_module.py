@@ -1,6 +1,6 @@
 """Contrastive training: each query is scored with its own docs and with the docs of all other queries of the step.
 
-The docs of other queries are additional negatives. The loss does not depend on the number of devices or on the memory
+The docs of other queries are additional negatives. The loss depends neither on the number of devices nor on the memory
 budget.
 """
 
@@ -24,28 +24,28 @@ from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
 
-# Numbers of query and doc vectors (with padding) compared at a time: BLOCK_QUERIES x BLOCK_DOCS similarities, 16 MiB
+# Query and doc vectors, padding included, that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS values take 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
-# A pairwise loss holds [queries, docs, docs] values. It gets as many queries at a time as fit into this number of
-# values, 64 MiB in float32.
+# Upper bound of the [queries, docs, docs] values of a pairwise loss, 64 MiB in float32. The loss gets as many queries
+# at a time as fit into it.
 BLOCK_PAIRS = 2**24
 
 
 class ContrastiveModule(RerankModule):
-    """Train a bi-encoder on the score matrix of a step: each query with its own docs and those of other queries.
+    """Train a bi-encoder on the score matrix of a step: each query with its own docs and with other queries' docs.
 
-    The method is GradCache (Gao et al., 2021, arXiv:2101.06983), over micro-batches and devices:
+    The method is GradCache (Gao et al., 2021, arXiv:2101.06983), over all micro-batches and devices:
 
-    1. Pass 1 encodes every micro-batch, without an autograd graph except for the last one. All devices get the vectors
-       of all texts, in the order of the step.
+    1. Pass 1 encodes every micro-batch; only the last one keeps its autograd graph. Then all devices get the vectors of
+       all texts, in the order of the step.
     2. Each device scores its own queries with all docs. Block by block, it computes its part of the loss, and the
        gradient of this part with respect to the vectors. The gradients with respect to doc vectors are summed over the
        devices.
-    3. Pass 2 propagates these gradients through the graph of the last micro-batch. It encodes the other micro-batches
-       again, with the same dropout and with a graph, and does the same.
+    3. Pass 2 propagates these gradients through the graph of the last micro-batch. It encodes each other micro-batch
+       again, with the same dropout and with a graph, and propagates its gradients as well.
 
-    Peak memory: the activations of one micro-batch, the vectors of the step, the gradient of the query vectors (the
-    gradient of the doc vectors overwrites them), and the score matrix with its gradient.
+    Peak memory is the sum of the activations of one micro-batch, the vectors of the step, the gradient of the query
+    vectors, and the score matrix with its gradient. The gradient of the doc vectors overwrites the doc vectors.
 
     Each `TrainStep` must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
     `scoring_parameters`.
@@ -56,8 +56,8 @@ class ContrastiveModule(RerankModule):
         loss: As in RerankModule.
         optimization: As in RerankModule.
         nonfinite: As in RerankModule.
-        symmetric: Also compute the loss in the other direction (each positive doc ranks all queries of the step) and
-            average the two losses.
+        symmetric: Whether to average the loss with that of the other direction, in which each positive doc ranks all
+            queries of the step.
     """
 
     scorer: BiEncoder
@@ -75,7 +75,7 @@ class ContrastiveModule(RerankModule):
         self.symmetric = symmetric
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
+        """Run forward and backward over this device's micro-batches; return their part of the step's loss, float64."""
         assert step.contrast is not None
         world = self.trainer.world_size
         text_rows = [_rows_in_step(batch, step.contrast) for batch in step.micro_batches]
@@ -85,17 +85,17 @@ class ContrastiveModule(RerankModule):
         penalties = self.penalties(queries, docs, step)
         total, grad_queries, grad_docs, parameters = self.gradients(queries, docs, mine, step)
         _sum_over_devices(grad_docs)
-        if self.symmetric:  # positive docs of other devices rank this device's queries, too
+        if self.symmetric:  # positive docs of other devices also rank this device's queries
             _sum_over_devices(grad_queries)
         if penalties is not None:
             if self.trainer.is_global_zero:
                 total = total + penalties.value
             grad_queries, grad_docs = grad_queries + penalties.by_queries, grad_docs + penalties.by_docs
-        # all gradients are this device's share of the step's; DDP divides their sum by the number of devices
+        # all gradients are this device's part of the step's gradients; DDP divides their sum by the number of devices
         direct = sum(((p * g * world).sum() for p, g in parameters), start=torch.zeros((), device=self.device))
-        if not step.micro_batches:  # every device must take part in the reduction
+        if not step.micro_batches:  # every device must take part in the all-reduce
             self.manual_backward(self.zero_loss() + direct)
-        # start with the micro-batch whose graph is in memory, so that there is never a second graph
+        # start with the micro-batch whose graph is in memory, so that there are never two graphs
         order = [len(step.micro_batches) - 1, *range(len(step.micro_batches) - 1)] if step.micro_batches else []
         for i in order:
             query_rows, doc_rows = vector_rows[i]
@@ -110,19 +110,19 @@ class ContrastiveModule(RerankModule):
         return total.double()
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties | None:
-        """Hook for subclasses: return a part of the loss that depends on all vectors of the step; None: no such part.
+        """Return a part of the loss that depends on all vectors of the step; None: no such part. For subclasses.
 
         Args:
             queries: Vectors of the step's queries, the same on every device.
-            docs: Vectors of its docs.
+            docs: Vectors of the step's docs.
             step: The step.
         """
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
         assert batch.queries is not None and batch.docs is not None
-        # The backward pass takes the texts in reverse order. With docs first, it ends with the docs, which have most of
-        # the tokens. The gradients of shared weights are then complete layer by layer, and DDP sums them over the
-        # devices while the pass continues.
+        # The backward pass visits the texts in reverse order. If docs are encoded first, it ends with the docs, which
+        # have most of the tokens. The gradients of shared weights are then complete layer by layer, and DDP can sum
+        # them over the devices while the backward pass continues.
         docs = self.scorer.encode_docs(batch.docs)
         return self.scorer.encode_queries(batch.queries), docs
 
@@ -132,14 +132,14 @@ class ContrastiveModule(RerankModule):
     def _encode_step(
         self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]
     ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
-        """Return the vectors of the step's queries and docs, and those of this device's last micro-batch with a graph.
+        """Return the vectors of the step's queries and docs, and those of the last micro-batch with their graph.
 
         The first two are in the order of the step and equal on every device: each device fills in the vectors of its
-        own texts and leaves zeros elsewhere, and the devices sum these tensors. Because its graph is kept, the last
-        micro-batch needs no second forward pass.
+        own texts and leaves zeros elsewhere, and the devices sum these tensors. The last micro-batch needs no second
+        forward pass, because its graph is kept.
         """
         query_counts = doc_counts = None
-        # models with several vectors per text know their number before encoding
+        # models with several vectors per text know the number of vectors before they encode
         if self.scorer.vectors == "tokens":
             query_counts = torch.zeros(step.num_groups, dtype=torch.int64, device=self.device)
             for batch, (query_rows, _) in zip(step.micro_batches, text_rows, strict=True):
@@ -161,8 +161,8 @@ class ContrastiveModule(RerankModule):
         for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
             last = i == len(step.micro_batches) - 1
             if last:
-                # Autocast caches weights in half precision. The cached copies of earlier passes have no graph. If this
-                # pass used them, the weights would get no gradient.
+                # Autocast caches weights in half precision. Cached copies of earlier passes have no graph, so with them
+                # the weights would get no gradient in this pass.
                 torch.clear_autocast_cache()
             self._seed_dropout(step, i)
             with torch.set_grad_enabled(last):
@@ -174,15 +174,15 @@ class ContrastiveModule(RerankModule):
         return queries, docs, kept
 
     def vector_size(self, step: TrainStep) -> int:
-        """Return the dimension of the vectors of a step's texts."""
+        """Return the size of the vectors of a step's texts."""
         return self.scorer.dim
 
     def gradients(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> Gradients:
-        """Return this device's part of the step's loss, and its gradients.
+        """Return this device's part of the step's loss, and the gradients of this part.
 
         Args:
             queries: Vectors of the step's queries, the same on every device.
-            docs: Vectors of its docs; this method may overwrite them with gradients.
+            docs: Vectors of the step's docs. This method may overwrite them with gradients.
             mine: Indices of this device's queries in the step, ascending, int64 [queries of this device].
             step: The step.
         """
@@ -204,15 +204,16 @@ class ContrastiveModule(RerankModule):
     def _loss_of_scores(
         self, scores: Tensor, contrast: Contrast, mine: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return this device's part of the loss [], its gradients for scores [groups, docs] and loss parameters.
+        """Return this device's part of the loss [], and its gradients for scores [groups, docs] and loss parameters.
 
-        A query's own docs have their labels; other queries' docs have label 0. The loss is a mean over rankings (rows
-        of the score matrix). So it is computed for blocks of rows, each weighted by its share of the rows of the step.
+        A query's own docs have their labels; docs of other queries have label 0. The loss is a mean over rankings, that
+        is, rows of the score matrix. It is computed for blocks of rows; each block is weighted by its share of the rows
+        of the step.
 
         Args:
             scores: [groups, docs]; only the scores that this device's rankings use are filled in.
             contrast: Labels and masks of the step.
-            mine: This device's queries; it computes the rankings of these and of their positive docs. None: all.
+            mine: This device's queries. The device computes their rankings and those of their positive docs. None: all.
         """
         assert self.loss is not None
         if scores.shape[1] == 1:
@@ -289,13 +290,13 @@ class ContrastiveModule(RerankModule):
     def _blocks(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast
     ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]]:
-        """Yield blocks of docs, each with the parts of the score matrix that this device computes for it.
+        """Yield blocks of docs. Each comes with the parts of the score matrix that this device computes for it.
 
-        Each part is small enough for its similarities to fit into the memory limit.
+        The similarities of a part fit into the memory limit.
 
         Yields:
-            The docs of a block; and for each part its queries, its docs, and the positions of these docs in the block,
-            all int64.
+            The docs of a block; for each part: its queries, its docs, and the positions of these docs in the block. All
+            are int64.
         """
         of_queries = blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
         others, anchors = mine[:0], mine[:0]
@@ -314,7 +315,7 @@ class ContrastiveModule(RerankModule):
 
 
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
-    """Return the indices in the step of a micro-batch's queries, int64 [batch], and of its docs, int64 [docs]."""
+    """Return the indices within the step of a micro-batch's queries, int64 [batch], and of its docs, int64 [docs]."""
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.group_ids]
     assert batch.docs is not None

@@ -1,4 +1,4 @@
-"""The named tuples of contrastive training: gradients, penalties, and the two directions of the loss."""
+"""Named tuples of contrastive training: gradients, penalties, and a direction of the loss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 
 class Gradients(NamedTuple):
-    """This device's part of a step's loss, and its gradients.
+    """This device's part of a step's loss, and the gradients of this part.
 
     Attributes:
-        total: This part of the loss, [].
+        total: The part of the loss, [].
         by_queries: Gradient with respect to each query vector of the step, [query vectors, dim].
         by_docs: Gradient with respect to each doc vector of the step, [doc vectors, dim].
-        parameters: Parameters of the loss and of the scoring, each with its gradient.
+        parameters: Trained parameters of the loss and of the scoring, each with its gradient.
     """
 
     total: Tensor
@@ -24,12 +24,12 @@ class Gradients(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """A part of the loss that depends on the vectors directly, and its gradients.
+    """A part of the loss that depends on the vectors themselves and not on scores, and its gradients.
 
     Attributes:
         value: The part of the loss, [].
-        by_queries: Gradient with respect to each query vector, [queries, dim], or [1, dim] if all are equal.
-        by_docs: Gradient with respect to each doc vector, [docs, dim] or [1, dim].
+        by_queries: Gradient with respect to each query vector, [queries, dim], or [1, dim] if all gradients are equal.
+        by_docs: Gradient with respect to each doc vector, [docs, dim], or [1, dim] if all gradients are equal.
     """
 
     value: Tensor
@@ -41,13 +41,13 @@ class Direction(NamedTuple):
     """One of the two directions of the loss: queries rank docs, or positive docs rank queries.
 
     Attributes:
-        anchors: Rows of `scores` whose rankings this device computes; each row ranks the columns. int64 [anchors].
-        num_anchors: Number of such rows on all devices.
-        anchor_groups: Each row's group, int64 [rows].
-        candidate_groups: Each column's group, int64 [columns].
-        labels: Label of each column for rows of its own group, [columns]; for other rows the label is 0.
-        scores: [rows, columns].
-        gradients: The loss's gradient with respect to `scores`, added up in place, [rows, columns].
+        anchors: Indices of the rows of `scores` whose rankings this device computes, int64 [anchors].
+        num_anchors: Number of anchors on all devices.
+        anchor_groups: Group of each row, int64 [rows].
+        candidate_groups: Group of each column, int64 [columns].
+        labels: Label of each column in rows of its own group, [columns]; in other rows the label is 0.
+        scores: Scores; a row ranks the columns, [rows, columns].
+        gradients: Gradient of the loss with respect to `scores`, to which gradients are added in place [rows, columns].
         mask: True where a column is a candidate of a row, bool [rows, columns].
     """
 

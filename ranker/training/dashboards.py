@@ -1,7 +1,7 @@
-"""What dashboards show besides curves: configuration, queries with the largest gains and losses, TREC runs, pictures.
+"""Log to dashboards, besides curves: configuration, best and worst queries, TREC runs, pictures.
 
-Each function logs what a logger supports: for Weights & Biases everything, for TensorBoard everything except files, for
-CSV only values (the run folder holds the rest).
+Each function logs what a logger supports. Weights & Biases gets everything, and TensorBoard everything except files.
+The CSV logger gets only values, because the run folder contains the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ranker.network import unreachable
 
 log = logging.getLogger(__name__)
 
-COUNT = 25  # number of best queries, and of worst queries, in a table
+COUNT = 25  # number of queries at each end of a table: largest gains, and largest losses
 
 
 def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
@@ -65,14 +65,14 @@ def report(
     config: Mapping[str, Any],
     objective: float | None,
 ) -> None:
-    """Log queries, runs, pictures and the objective at the end of a training.
+    """Log queries, runs, pictures and the best value of the monitored measure at the end of a training.
 
     Args:
         loggers: Lightning's loggers.
         folder: The run folder.
         sets: Name of each evaluated set -> query_id -> text.
         config: The resolved configuration.
-        objective: Best value of the monitored measure.
+        objective: Best value of the monitored measure; None: no measure is monitored.
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger):
@@ -83,7 +83,7 @@ def report(
 
 
 def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
-    """Log the PNG files in the folder's `pictures/`."""
+    """Log the PNG files in the subfolder `pictures/` of the folder."""
     for path in sorted((folder / "pictures").glob("*.png")):
         for logger in loggers:
             if isinstance(logger, WandbLogger):
@@ -98,7 +98,7 @@ def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
                     )
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.flush()  # values in the writer's queue would be lost if the process ended now
+            logger.experiment.flush()  # otherwise values in the writer's queue are lost if the process ends now
 
 
 def log_tests(trainer: Any, measures: Mapping[str, Mapping[str, float]]) -> None:
@@ -157,14 +157,14 @@ def _cell(value: Any) -> str:
 
 
 def per_query_table(folder: Path, queries: Mapping[str, str], count: int = COUNT) -> tuple[list[str], list[list[Any]]]:
-    """A table of the queries with the largest gains and losses against the baseline, by the first measure; best first.
+    """Return a table of the queries with the largest gains and losses against the baseline, by the first measure.
 
-    Without a baseline, queries are sorted by the measure's value. Queries in the middle are left out.
+    The best queries come first. Without a baseline, queries are sorted by the measure's value.
 
     Args:
         folder: `evaluation/SET/` of a run folder.
         queries: query_id -> text.
-        count: Number of queries at each end.
+        count: Number of queries at each end; the queries between both ends are left out.
 
     Returns:
         The columns' names and the rows.

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, which is validated and stored in place of the trained weights."""
+"""Keep an exponential moving average of the weights. It is validated and stored in place of the trained weights."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ranker.errors import ConfigError
 
 
 class EMA(EMAWeightAveraging):
-    """Lightning's average of the weights: average = decay * average + (1 - decay) * weights after each step.
+    """Lightning's average of the weights: average = decay * average + (1 - decay) * weights after each update.
 
-    Validation, the checkpoints' `state_dict` and `model/` have the average. Checkpoints also hold the trained weights,
-    so a resume is exact.
+    Validation, the `state_dict` of checkpoints, and `model/` use the average. Checkpoints also contain the trained
+    weights, so a resume is exact.
 
     Args:
-        decay: Share of the average that stays at each step, at least 0 and below 1.
+        decay: Factor of the old average in an update, at least 0 and below 1.
         every_n_steps: Steps between two updates of the average.
-        start: First step that updates the average; until then, the average is the initial weights.
+        start: First step that updates the average. Before it, the average is the initial weights.
 
     Raises:
         ConfigError: A value is out of range.
@@ -28,7 +28,7 @@ class EMA(EMAWeightAveraging):
         if every_n_steps < 1:
             raise ConfigError(f"callbacks.ema.every_n_steps: expected at least 1, got {every_n_steps}")
         super().__init__(
-            use_buffers=False,  # no model has buffers that training changes
+            use_buffers=False,  # the models have no buffers that change in training
             decay=decay,
             update_every_n_steps=every_n_steps,
             update_starting_at_step=start,

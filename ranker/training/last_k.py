@@ -1,4 +1,4 @@
-"""Average the last k copies of the weights of a training. The mean is validated and stored as the model."""
+"""Average the last k copies of the weights of a training. The mean is validated, and stored as the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ranker.errors import ConfigError
 class LastK(WeightAveraging):
     """Average copies of the weights, taken every `every_n_steps` steps (Vaswani et al., 2017, section 6.1).
 
-    Validation, the `state_dict` of checkpoints, and `model/` use the mean of the last k copies. Before the first copy,
-    they use the trained weights. Checkpoints also contain the trained weights and the k copies, so a resume is exact,
-    but a checkpoint is more than k times as large as the model.
+    Validation, the `state_dict` of checkpoints, and `model/` use the mean of the last k copies, or the trained weights
+    before the first copy. Checkpoints also contain the trained weights and the copies, so a resume is exact, but a
+    checkpoint is more than k times as large as the model.
 
     Args:
         k: Number of copies.
@@ -32,7 +32,7 @@ class LastK(WeightAveraging):
         for key, value in (("k", k), ("every_n_steps", every_n_steps)):
             if value < 1:
                 raise ConfigError(f"callbacks.last_k.{key}: expected at least 1, got {value}")
-        super().__init__(use_buffers=False)  # training changes no buffers of the models
+        super().__init__(use_buffers=False)  # the models have no buffers that change in training
         self.k, self.every_n_steps = k, every_n_steps
         self._last: deque[list[Tensor]] = deque(maxlen=k)
 

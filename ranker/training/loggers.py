@@ -1,4 +1,4 @@
-"""Loggers of a run folder. They log curves; `dashboards.py` logs everything else."""
+"""Loggers of a run folder. They log curves, and `dashboards.py` logs everything else."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ranker.errors import DataError
 from ranker.training.run_writer import write_json, write_text
 
 ID_FILE, ENTRIES_FILE = "wandb.json", "wandb.jsonl"
-SWEEP_FILE = "multirun.yaml"  # in a sweep's folder, which holds the folders of its jobs
-CONNECT_SECONDS = 20.0  # an online run waits this long for the server before its first step
-FINISH_SECONDS = 300.0  # and this long for uploads at its end; what is not uploaded stays in its files
+SWEEP_FILE = "multirun.yaml"  # file in a sweep's folder, which contains the folders of the sweep's jobs
+CONNECT_SECONDS = 20.0  # how long an online run waits for the server before its first step
+FINISH_SECONDS = 300.0  # how long a run waits for uploads at its end; what is not uploaded stays in wandb's files
 
 
 def csv(folder: Path) -> Logger:
-    """`metrics.csv` in the run folder; a row's step counts optimizer steps from 0."""
+    """Return the logger of `metrics.csv` in the run folder. A row's step is the number of earlier optimizer steps."""
     return CSVLogger(folder, name="", version="")
 
 
 def tensorboard(folder: Path, earlier: Path | None = None) -> Logger:  # noqa: ARG001 - each run has its event files
-    """TensorBoard event files in `tensorboard/`. A resumed run writes new ones; the parent as `--logdir` shows both."""
+    """Return the logger of `tensorboard/`. A resumed run writes new files; with the parent as `--logdir` all show."""
     return TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False)
 
 
@@ -35,14 +35,14 @@ def wandb(
     folder: Path, earlier: Path | None = None, project: str = "ranker", mode: str = "offline", group: str | None = None,
     tags: list[str] | None = None,
 ) -> Logger:  # fmt: skip
-    """A Weights & Biases run named after the run folder.
+    """Return the logger of a Weights & Biases run that has the run folder's name.
 
     Args:
         folder: The run folder.
-        earlier: The run folder from which this run resumes; its wandb run is continued.
+        earlier: The run folder from which this run resumes; its wandb run is continued. None: a new run.
         project: Project name.
         mode: `offline`, `online` or `disabled`.
-        group: Group name; None groups the jobs of a sweep.
+        group: Group name; None: the jobs of a sweep form a group.
         tags: Tags.
     """
     if group is None and (folder.parent / SWEEP_FILE).is_file():
@@ -51,17 +51,17 @@ def wandb(
 
 
 class Wandb(WandbLogger):
-    """Lightning's wandb logger; a resumed training continues the same wandb run.
+    """Lightning's wandb logger. A resumed training continues the same wandb run.
 
-    `wandb.json` holds the run's id and `wandb.jsonl` its curves. Each entry has `trainer/global_step`, the x axis of
-    all curves. wandb's step counts entries and only increases, so wandb drops no value (PC-89). wandb's file lacks the
-    last seconds of a killed run. A resumed run therefore first logs the entries of the earlier run that the server
-    lacks (offline: all of them). The steps after its checkpoint are repeated bit for bit, so values that the earlier
-    run has logged for these steps are not logged again.
+    `wandb.json` stores the run's id, and `wandb.jsonl` its curves. Each entry has `trainer/global_step`, the x axis of
+    all curves. wandb's own step counts entries and only increases, so wandb drops no value (PC-89). wandb's own file
+    lacks the last seconds of a killed run. So a resumed run first logs those entries of the earlier run that the server
+    lacks (offline: all entries). The steps after the checkpoint are repeated bit for bit. If the earlier run has logged
+    values for these steps, they are not logged again.
 
     Args:
         folder: The run folder.
-        earlier: The run folder from which this run resumes.
+        earlier: The run folder from which this run resumes; None: a new run.
         project: Project name.
         mode: `offline`, `online` or `disabled`.
         group: Group name.
@@ -101,7 +101,7 @@ class Wandb(WandbLogger):
         write_json(self._folder / ID_FILE, {"id": self._run_id})
         write_text(self._folder / ENTRIES_FILE, "".join(f"{json.dumps(entry)}\n" for entry in self._before))
         super().log_hyperparams(params)
-        known = self.experiment.step  # the number of entries on the server; 0 offline
+        known = self.experiment.step  # number of entries on the server; 0 offline
         for entry in self._before:
             if entry["_step"] >= known:
                 self.experiment.log(
@@ -110,8 +110,8 @@ class Wandb(WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log an entry, except values that the earlier run has logged at the same step."""
-        if step is None:  # tables and pictures at the end of a training
+        """Log an entry without the values that the earlier run has logged at the same step."""
+        if step is None:  # an entry without a step: a table or a picture at the end of a training
             self.experiment.log(dict(metrics))
             return
         entry = {name: value for name, value in metrics.items() if (step, name) not in self._logged}
@@ -123,7 +123,7 @@ class Wandb(WandbLogger):
 
 
 def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The id and the entries of a folder's wandb run; an incomplete last line (after a kill) is ignored."""
+    """Return the id and the entries of a folder's wandb run. An incomplete last line, left by a kill, is ignored."""
     path, entries = folder / ID_FILE, folder / ENTRIES_FILE
     if not path.is_file():
         return secrets.token_hex(4), []
@@ -136,5 +136,5 @@ def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder}: expected a readable {ID_FILE} and {ENTRIES_FILE}, got {error}; "
-            "delete both: the training goes on as a new wandb run"
+            "delete both files; the training then continues as a new wandb run"
         ) from error

@@ -1,4 +1,4 @@
-"""What some losses read besides scores, labels and mask: a frozen reference's scores, or the seed of random draws."""
+"""Compute what some losses read besides scores, labels and mask: a frozen reference's scores, or a random seed."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from ranker.types import Loss, RankBatch
 
 
 def against_reference(loss: Any) -> bool:
-    """Whether a loss, or any loss of a mix of sets, compares the scores with those of a frozen reference."""
+    """Return whether a loss, or a loss of any set of a mix, compares scores with those of a frozen reference model."""
     return any(getattr(part, "against_reference", False) for part in getattr(loss, "losses", [loss]))
 
 
 def check_reference(scorer: nn.Module) -> None:
-    """Refuse a scorer that trains other weights than adapters: without its adapters, it would not be a frozen model.
+    """Check that a scorer trains adapters only, so that the scorer without adapters is a frozen reference model.
 
     Raises:
-        ConfigError: A trained weight does not belong to an adapter, or there are no adapters.
+        ConfigError: There are no adapters, or a trained weight does not belong to an adapter.
     """
     trained = [name for name, weight in scorer.named_parameters() if weight.requires_grad]
     others = [name for name in trained if ".lora_" not in name]
     if others or not trained:
         raise ConfigError(
-            "loss: expected a model that trains adapters alone for loss=dpo, whose reference is the model without them "
-            f"(lora=default, and for model=lm_reranker model.head=yes_no); got {', '.join(others[:3]) or 'none'}"
+            "loss: expected a model that trains adapters alone for loss=dpo, whose reference is the model without "
+            "adapters (lora=default, and for model=lm_reranker model.head=yes_no); got "
+            f"{', '.join(others[:3]) or 'none'}"
         )
 
 
 @torch.no_grad()
 def reference_scores(scorer: Any, batch: RankBatch) -> Tensor:
-    """Return the scores [batch, docs] of a scorer without its adapters and without dropout."""
+    """Return the scores [batch, docs] of a scorer, computed without its adapters and without dropout."""
     training = scorer.training
     scorer.eval()
     try:
@@ -59,9 +60,9 @@ def loss_of(
         loss: The loss.
         scores: [batch, docs].
         batch: The batch.
-        reference: The reference's scores [batch, docs], for a loss that compares with them.
-        seed: Seed of the step, for a loss that draws.
-        rows: Which groups: a slice of the batch.
+        reference: The reference's scores [batch, docs], for a loss with `against_reference`.
+        seed: Seed of the step, for a loss that draws at random.
+        rows: Slice of the batch's groups.
     """
     options: dict[str, Any] = {}
     if getattr(loss, "draws", False):

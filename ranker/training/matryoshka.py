@@ -1,6 +1,6 @@
-"""Matryoshka training: the same loss for several sizes of the vectors, and for vectors after several encoder layers.
+"""Matryoshka training: the same loss for vectors of several sizes and after several layers of the encoder.
 
-The modules here compute scores for each pair of a layer and a size, and average the losses of all pairs. Sources:
+The modules here compute scores for each pair of a layer and a size, and average the losses over all pairs. Sources:
 Kusupati et al., 2022, arXiv:2205.13147 (sizes); Li et al., 2024, arXiv:2402.14776 (layers).
 """
 
@@ -31,13 +31,13 @@ SOFTENING = 0.3  # temperature of the divergence between layers, as in sentence-
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes and layers at which a model is trained.
+    """The vector sizes and the encoder layers at which a model is trained.
 
     Args:
-        dims: Sizes of a vector (its first numbers), ascending; the last is the full size.
-        layers: Numbers of layers, ascending; the last is the number of all layers.
-        layers_per_step: How many of the lower layers each step draws; the last layer takes part in each step.
-        alignment: Weight of the divergence between the vectors after lower layers and after the last, see `alignment`.
+        dims: Sizes of a vector, ascending; size n keeps its first n values. The last one is the full size.
+        layers: Layers, counted from 1, ascending; the last one is the encoder's last layer.
+        layers_per_step: How many of the lower layers are drawn for each step. The last layer is used in each step.
+        alignment: Weight of the divergence between vectors after lower layers and after the last, see `alignment`.
     """
 
     dims: tuple[int, ...]
@@ -53,13 +53,13 @@ class Sizes:
 
         Args:
             scorer: The scorer.
-            dims: Sizes of a vector; None: the full size.
-            layers: Numbers of layers; None: all layers.
+            dims: Sizes of a vector; None: only the full size.
+            layers: Layers to draw from; None: all layers.
             layers_per_step: See `Sizes`.
             alignment: See `Sizes`.
 
         Raises:
-            ConfigError: The scorer has no such size or layer, or its model does not keep its layers in a single list.
+            ConfigError: The scorer has no such size or layer, or its encoder does not keep its layers in a single list.
         """
         found = []
         for key, given, largest in (("dims", dims, scorer.dim), ("layers", layers, scorer.encoder.num_layers)):
@@ -80,7 +80,7 @@ class Sizes:
         return cls(found[0], found[1], layers_per_step, alignment)
 
     def layers_of(self, step: TrainStep, seed: int) -> tuple[int, ...]:
-        """Return the layers of a step, ascending: the last one, and lower ones drawn by (seed, epoch, step)."""
+        """Return the layers of a step, ascending: the last layer, and lower ones drawn by (seed, epoch, step)."""
         others = np.array(self.layers[:-1], dtype=np.int64)
         keys = mix(seed, step.epoch, step.index, 4, np.arange(len(others)))
         drawn = others[np.argsort(keys, kind="stable")[: self.layers_per_step]]
@@ -88,10 +88,10 @@ class Sizes:
 
 
 class MatryoshkaModule(ContrastiveModule):
-    """Train with in-batch negatives at several sizes; the loss is the mean over all pairs of a layer and a size.
+    """Train with in-batch negatives at several sizes. The loss is the mean over all pairs of a layer and a size.
 
     Pass 1 of GradCache encodes each text once and concatenates its vectors after all layers of the step. The gradients
-    with respect to these vectors are summed over all pairs. So the encoder runs as often as without Matryoshka.
+    with respect to these vectors are summed over all pairs. So the encoder runs as often as in `ContrastiveModule`.
 
     Args:
         args: As in ContrastiveModule.
@@ -107,12 +107,12 @@ class MatryoshkaModule(ContrastiveModule):
         self._layers: tuple[int, ...] = sizes.layers[-1:]
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
+        """Run forward and backward over this device's micro-batches; return their part of the step's loss, float64."""
         self._layers = self.sizes.layers_of(step, self.seed)
         return super().accumulate(step)
 
     def vector_size(self, step: TrainStep) -> int:
-        """Return the size of the concatenated vectors after all layers of a step."""
+        """Return the size of a text's concatenated vectors after all layers of a step."""
         return self.scorer.dim * len(self.sizes.layers_of(step, self.seed))
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
@@ -181,7 +181,7 @@ class OwnDocsMatryoshkaModule(RerankModule):
         self._layers: tuple[int, ...] = sizes.layers[-1:]
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
+        """Run forward and backward over this device's micro-batches; return their part of the step's loss, float64."""
         self._layers = self.sizes.layers_of(step, self.seed)
         return super().accumulate(step)
 
@@ -195,7 +195,7 @@ class OwnDocsMatryoshkaModule(RerankModule):
             parts = [TextVectors(self.scorer.compared(part.flatten(1)[:, columns])) for part in (queries, docs)]
             scores = self.scorer.score_grid(parts[0], parts[1], batch.doc_mask)
             if isinstance(self.loss, SetLosses):
-                of_view = replace(batch, share=batch.share / len(views))  # a mean over pairs
+                of_view = replace(batch, share=batch.share / len(views))  # the loss is a mean over pairs
                 loss = self.loss.of_batch(scores, of_view, None, self._step_seed)
             else:
                 loss = loss_of(self.loss, scores, batch, None, self._step_seed)
@@ -219,8 +219,8 @@ def alignment(queries: Tensor, docs: Tensor, owners: Tensor) -> Tensor:
 
     .. math:: T^2 \, \mathrm{KL}(\mathrm{softmax}(v_L / T) \,\|\, \mathrm{softmax}(v_l / T))
 
-    for the vector v_l after layer l and the vector v_L after the last layer, which gets no gradient. T is 0.3. The
-    divergence is averaged over the lower layers l and over the texts of the group.
+    where v_l is the vector after layer l, and v_L the vector after the last layer, which gets no gradient. T is 0.3.
+    The divergence is averaged over the lower layers l and over the texts of the group.
 
     Args:
         queries: Vectors of the groups' queries after each layer, [groups, layers, dim].
@@ -241,7 +241,7 @@ def _divergences(vectors: Tensor) -> Tensor:
 
 
 def _views(dim: int, layers: int, dims: tuple[int, ...]) -> Iterator[slice]:
-    """Yield the columns of each pair of a layer and a size, in the concatenated vectors of all layers."""
+    """Yield for each pair of a layer and a size its columns in the concatenated vectors of all layers."""
     for layer in range(layers):
         for size in dims:
             yield slice(layer * dim, layer * dim + size)

@@ -1,6 +1,6 @@
-"""Store a training step whose loss or gradient is not finite, so that it can be repeated.
+"""Store a training step whose loss or gradient is not finite, so that the step can be repeated.
 
-The files are safetensors and JSON and hold no code.
+The files are safetensors and JSON, which contain no code.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ranker.types import Movable, TrainStep
 
 log = logging.getLogger(__name__)
 
-DUMP_KEYS = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # of dump.json
-MAX_DUMPS = 3  # per run: a dump holds all weights, and the first few are enough if many steps are skipped
+DUMP_KEYS = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # keys of dump.json
+MAX_DUMPS = 3  # for each run: a dump contains all weights, and if many steps are skipped, the first few are enough
 
 
 class PendingStep:
     """A step whose loss and gradient norm may still be on their way to the host.
 
     Args:
-        step: This device's part.
+        step: This device's part of the step.
         number: Number of optimizer steps before this one.
-        summary: Loss, gradient norm and number of requests to stop, of the whole step [3]. On a GPU, the constructor
-            starts the copy to the host and does not wait for it.
+        summary: Three values of the whole step: loss, gradient norm and number of requests to stop [3]. On a GPU, the
+            constructor starts to copy them to the host and does not wait.
     """
 
     def __init__(self, step: TrainStep, number: int, summary: Tensor) -> None:
@@ -51,7 +51,7 @@ class PendingStep:
             self._arrived.record()
 
     def wait(self) -> Tensor:
-        """Loss, gradient norm and number of requests to stop [3], on the host."""
+        """Return loss, gradient norm and number of requests to stop [3] on the host."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._summary
@@ -62,7 +62,7 @@ def report(module: Any, step: TrainStep, number: int, loss: float, norm: float) 
 
     Args:
         module: The RerankModule.
-        step: This device's part.
+        step: This device's part of the step.
         number: Number of optimizer steps before this one.
         loss: The step's loss.
         norm: The step's gradient norm.
@@ -90,18 +90,18 @@ def report(module: Any, step: TrainStep, number: int, loss: float, norm: float) 
 def write_dump(
     module: Any, step: TrainStep, number: int, loss: float, norm: float, query_ids: list[str]
 ) -> Path | None:
-    """Write the weights before the step, and each device's part of the step; all processes must call it.
+    """Write the weights before the step, and each device's part of the step. All processes must call this.
 
     Args:
         module: The RerankModule, with its trainer and a folder in `nonfinite`.
-        step: This device's part.
+        step: This device's part of the step.
         number: Number of optimizer steps before this one.
         loss: The step's loss.
         norm: The step's gradient norm.
         query_ids: The step's queries.
 
     Returns:
-        The folder; None if there are `MAX_DUMPS` already or the step could not be written (full disk).
+        The folder; None if there are already `MAX_DUMPS`, or the step could not be written because the disk is full.
     """
     trainer, dumps = module.trainer, module.nonfinite.folder
     enough = len(list(dumps.glob("step-*"))) >= MAX_DUMPS
@@ -126,7 +126,7 @@ def write_dump(
                 "step": number, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
                 "query_ids": query_ids, "devices": trainer.world_size, "precision": trainer.precision,
             })  # fmt: skip
-    except (OSError, SafetensorError) as error:  # only a warning: the caller reports that the step is not finite
+    except (OSError, SafetensorError) as error:  # no error, because the caller reports that the step is not finite
         fault = error
         log.warning("%s: the step can't be written (%s)", partial, error)
     if not trainer.strategy.reduce_boolean_decision(fault is None):
@@ -138,7 +138,7 @@ def write_dump(
 
 
 def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any]]:
-    """Read a dump: the step, merged for a single device, the weights before it, and the content of `dump.json`.
+    """Read a dump; return the step, merged for a single device, the weights before it, and the dump's `dump.json`.
 
     Raises:
         CheckpointError: The folder is not a dump, or is damaged.
@@ -192,7 +192,7 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `_take_apart`; only this program's batch types are accepted."""
+    """Undo `_take_apart`. Only batch types of this program are accepted."""
     if isinstance(node, list):
         return tuple(_put_together(part, tensors) for part in node)
     if not isinstance(node, dict):

@@ -12,18 +12,19 @@ import torch
 
 @dataclass(frozen=True)
 class Optimization:
-    """How a training optimises.
+    """How a training optimizes.
 
     Args:
-        optimizer: Makes the optimizer from parameter groups; None for a module that is only validated.
-        schedule: Returns the learning rate factor for (step, counted from 1; total steps); None for a module that is
-            only validated.
+        optimizer: Returns the optimizer for parameter groups; None for a module that is only validated.
+        schedule: Returns the factor on the learning rate for (step, counted from 1; total steps); None for a module
+            that is only validated.
         total_steps: Optimizer steps of the whole training; None: Lightning's estimate. With the estimate, a training
-            can't be resumed in the middle of an epoch: Lightning loads the data to make the estimate, and then does not
-            restore the loader's state.
-        weight_decay: Decay of matrices; biases and norms are not decayed.
-        max_norm: The gradient norm is clipped to this value; None, 0 and negative values do not clip, as in Lightning.
-        seed: Seeds the dropout of each step, so that a resumed run repeats it.
+            can't resume in the middle of an epoch: Lightning loads the data for the estimate, and then does not restore
+            the loader's state.
+        weight_decay: Weight decay of matrices; biases and norms are not decayed.
+        max_norm: Largest gradient norm, to which gradients are clipped. None, 0 and negative values do not clip, as in
+            Lightning.
+        seed: Seed of dropout. Each step derives its own seed from it, so a resumed run repeats the same dropout.
     """
 
     optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None
@@ -36,12 +37,12 @@ class Optimization:
 
 @dataclass(frozen=True)
 class NonFiniteOptions:
-    """What happens at a step whose loss or gradient is not finite.
+    """What to do at a step whose loss or gradient is not finite.
 
     Args:
-        action: `stop` ends the training; `skip` changes no weight and no optimizer state, and the step still counts
+        action: `stop` ends the training. `skip` changes neither weights nor optimizer state, but the step still counts
             towards `total_steps`.
-        folder: Folder in which such a step is stored; `python -m ranker replay` repeats it. None stores none.
+        folder: Folder in which such a step is stored; `python -m ranker replay` repeats it. None: no step is stored.
     """
 
     action: str = "stop"

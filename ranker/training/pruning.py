@@ -1,4 +1,4 @@
-"""Stop a trial of an Optuna sweep whose validation is worse than the other trials'."""
+"""Stop a trial of an Optuna sweep if its validation is worse than that of most other trials."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ log = logging.getLogger(__name__)
 
 
 class Prune(pl.Callback):
-    """Report each validation to the study, and stop a trial that is worse than most others at the same validation.
+    """Report each validation to the study. Stop a trial that is worse than most others at the same validation.
 
-    The sweeper adds this callback to its jobs. The n-th validation of a trial is compared with the n-th of the others,
-    regardless of the steps between validations. The last validation never prunes: the training is over by then.
+    The sweeper adds this callback to its jobs. The n-th validation of a trial is compared with the n-th validations of
+    the others, whatever number of steps lies between validations. The last validation never stops a trial, because the
+    training is then over.
 
     Args:
         storage: SQLAlchemy URL of the study.
         study: Name of the study.
-        trial: The trial's number.
+        trial: Index of the trial in the study.
         monitor: The logged measure.
         keep: Percentage of trials that are kept: 50 prunes a trial below the median of the others at this validation;
             25 prunes a trial that is not in the best quarter.
-        startup_trials: Number of trials that must finish before any is pruned.
-        warmup: Number of validations of a trial before it can be pruned.
+        startup_trials: Number of trials that must finish before any trial is pruned.
+        warmup: Number of validations before which a trial is not pruned.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Prune(pl.Callback):
         self._trial: Any = None
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Find the trial; if it is finished (a repeated job), nothing is reported to it."""
+        """Find the trial in the study. If it is finished (a repeated job), nothing is reported to it."""
         if not trainer.is_global_zero:
             return
         import optuna
@@ -66,7 +67,7 @@ class Prune(pl.Callback):
         if frozen.state == TrialState.RUNNING:
             self._trial = Trial(study, frozen._trial_id)
         else:
-            log.info("trial %d of study %s is over: nothing is reported to it", self.number, self.study)
+            log.info("trial %d of study %s has ended: nothing is reported to it", self.number, self.study)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Report the measure; the first process decides whether all processes stop."""
@@ -80,7 +81,7 @@ class Prune(pl.Callback):
             prune = trainer.global_step < trainer.estimated_stepping_batches and self._trial.should_prune()
         self.pruned = bool(trainer.strategy.broadcast(prune))
         if self.pruned:
-            log.info("pruned: at validation %d most trials were better", self.validations)
+            log.info("pruned: at validation %d, most other trials were better", self.validations)
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:

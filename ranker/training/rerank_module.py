@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 
 class RerankModule(pl.LightningModule):
-    """Train a scorer, one optimizer step per `TrainStep`; each validation evaluates a run of the validation set.
+    """Train a scorer, one optimizer step per `TrainStep`. A validation measures the scorer's run on each set.
 
     A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups. Gradients are summed
     over micro-batches and devices. The number of devices and the memory budget therefore change only the rounding.
 
     Args:
         scorer: Scores [batch, docs].
-        measures: ir-measures names, computed at every validation.
+        measures: Names of measures (ir-measures), computed at every validation.
         loss: Returns a scalar for scores, labels and mask: a mean over groups. For a mix of sets: `SetLosses`. None for
             a module that is only validated.
         optimization: Optimizer, schedule, clipping and seed.
-        nonfinite: What happens at a step whose loss or gradient is not finite.
+        nonfinite: What to do at a step whose loss or gradient is not finite.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class RerankModule(pl.LightningModule):
         self.nonfinite = nonfinite or NonFiniteOptions()
         self.seed = self.optimization.seed
         self.skipped_steps = 0
-        self.shown: dict[str, float] = {}  # what the progress bar shows
-        self.stop_asked = False  # this process received a signal to stop
-        self.stop_agreed = False  # all processes know that one of them received it
+        self.shown: dict[str, float] = {}  # values that the progress bar shows
+        self.stop_asked = False  # whether this process received a signal to stop
+        self.stop_agreed = False  # whether all processes know that one of them received it
         self.refresh: Any = None  # mines new negatives at some steps: ranker.retrieval.refresh.RefreshedNegatives
         self._has_reference, self._step_seed = against_reference(loss), 0
         if self._has_reference:
@@ -77,7 +77,7 @@ class RerankModule(pl.LightningModule):
     # ----------------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Shard the weights over the devices, if the strategy does; Lightning calls this before each stage."""
+        """Shard the weights over the devices if the strategy shards them. Lightning calls this before each stage."""
         strategy = self.trainer.strategy
         if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
             half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
@@ -85,7 +85,7 @@ class RerankModule(pl.LightningModule):
             shard(self, mesh["data_parallel"], half)
 
     def configure_optimizers(self) -> Any:
-        """The configured optimizer with decay groups, and a schedule over optimizer steps."""
+        """Return the optimizer, with groups for weight decay, and the schedule over optimizer steps."""
         options = self.optimization
         decayed = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
@@ -97,16 +97,16 @@ class RerankModule(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
-        """One optimizer step: all micro-batches of this device, one gradient sync, clipping, update."""
+        """Run one optimizer step: all micro-batches of this device, one gradient sum over devices, clipping, update."""
         if self.refresh is not None:
             step = self.refresh.current(step, self)
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
         norm = self.clip()
-        # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, divided by the
-        # number of devices first because it is the same everywhere; the number of devices with a request to stop; and
-        # the loss of each set of a mix. All devices thus decide alike whether the step is finite and whether to stop.
+        # One all-reduce sums four kinds of values over the devices: the parts of the loss; the gradient norm, divided
+        # by the number of devices first because it is equal on all; the number of requests to stop; and the loss of
+        # each set of a mix. So all devices decide alike whether the step is finite and whether to stop.
         stop = torch.full_like(total, float(self.stop_asked))
         of_sets = self.loss.parts(total) if isinstance(self.loss, SetLosses) else ()
         summary = torch.stack([total, norm.double() / self.trainer.world_size, stop, *of_sets])
@@ -117,11 +117,11 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
         self._pending = PendingStep(step, self.trainer.global_step, summary)
         finite = summary.isfinite().all()
-        # Read `fused` from the optimizer, not from the configuration: loading a checkpoint replaces it by the value of
+        # Read `fused` from the optimizer and not from the configuration: a loaded checkpoint sets it to the value of
         # the run that wrote the checkpoint.
         if optimizer.param_groups[0].get("fused"):
-            # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
-            # for the GPU, so the host checks this step during the next one.
+            # The fused kernel does not update weights and moments if `found_inf` is set. So the host need not wait for
+            # the GPU: it checks this step during the next one.
             optimizer.optimizer.found_inf = (~finite).float()
         elif not self._check_pending():
             optimizer.zero_grad()  # without gradients the optimizer's step changes nothing
@@ -141,13 +141,13 @@ class RerankModule(pl.LightningModule):
                 self.log(f"train/loss/{name}", loss)
 
     def _on_device(self, value: float) -> Tensor:
-        """A number as a tensor on the device; Lightning's copy of a Python number would make the host wait."""
+        """Return a number as a tensor on the device. Lightning's copy of a Python number would make the host wait."""
         return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def on_train_start(self) -> None:
         """Set the next step's learning rate from this run's schedule.
 
-        A checkpoint's learning rate comes from the run that wrote it, whose number of steps may differ.
+        The checkpoint has the learning rate of the run that wrote it. That run may have another number of steps.
         """
         if self.refresh is not None:
             self.refresh.start(self)
@@ -180,11 +180,10 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store counts of the training; leave out the frozen weights to which adapters were added.
+        """Store counts of the training, and leave out the frozen weights to which adapters were added.
 
-        The counts are those of skipped steps, of each set's groups, and of the rounds of refreshed negatives. The last
-        step is checked first, so that no checkpoint is written after a step that was not finite, if that step ends the
-        training (`NonFiniteOptions`).
+        The counts are those of skipped steps, of each set's groups, and of rounds of refreshed negatives. The last step
+        is checked first: if it is not finite and ends the training (`NonFiniteOptions`), no checkpoint is written.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
@@ -200,13 +199,13 @@ class RerankModule(pl.LightningModule):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the number of skipped steps, the groups of each set and the round of negatives.
+        """Restore the number of skipped steps, the number of groups of each set, and the round of negatives.
 
         Raises:
-            CheckpointError: The checkpoint's adapters belong to other weights than those of `encoder.name`.
+            CheckpointError: The checkpoint's adapters were trained on other weights than those of `encoder.name`.
         """
         if any(value.dtype == torch.float64 for value in checkpoint.get("state_dict", {}).values()):
-            self.double()  # Lightning would do so only after loading, which would round the weights
+            self.double()  # Lightning would convert to float64 only after loading, and so round the loaded weights
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         if self.refresh is not None:
             self.refresh.load_state_dict(checkpoint["refresh"], self)
@@ -223,9 +222,9 @@ class RerankModule(pl.LightningModule):
             checkpoint["state_dict"] |= {name: weights[name] for name in base}
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
+        """Run forward and backward over this device's micro-batches; return their part of the step's loss, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        if not step.micro_batches:  # every device must take part in the reduction
+        if not step.micro_batches:  # every device must take part in the all-reduce
             self.manual_backward(self.zero_loss())
         for i, batch in enumerate(step.micro_batches):
             self._seed_dropout(step, i)
@@ -236,35 +235,35 @@ class RerankModule(pl.LightningModule):
         return total
 
     def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
-        """Hook for subclasses: update state that the optimizer does not own, such as loss weights.
+        """Update state that does not belong to the optimizer, such as loss weights. For subclasses.
 
         Args:
             step: The step.
-            finite: Bool []; if False, nothing may change.
+            finite: Whether the step is finite, bool []; if False, nothing may change.
         """
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Mean loss over the micro-batch's groups."""
+        """Return the mean loss over the micro-batch's groups, []."""
         reference = reference_scores(self.scorer, batch) if self._has_reference else None
         return self.loss_of_scores(self.scorer(batch), batch, reference)
 
     def loss_of_scores(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None) -> Tensor:
-        """Mean of `loss` over the micro-batch's groups, from their scores [batch, docs]; see `loss_of`."""
+        """Return the mean of `loss` over the micro-batch's groups, [], from scores [batch, docs]; see `loss_of`."""
         assert self.loss is not None
         if isinstance(self.loss, SetLosses):
             return self.loss.of_batch(scores, batch, reference, self._step_seed)
         return loss_of(self.loss, scores, batch, reference, self._step_seed)
 
     def zero_loss(self) -> Tensor:
-        """A loss of 0 whose gradient is 0 for every trained parameter."""
+        """Return a loss of 0 whose gradient is 0 for every trained parameter."""
         return torch.stack([p.view(-1)[0] * 0.0 for p in self.parameters() if p.requires_grad]).sum()
 
     def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
-        """Seed a micro-batch's dropout by its position in the training, so that resuming needs no saved random state.
+        """Seed a micro-batch's dropout by its position in the training, so that a resume needs no saved random state.
 
-        An encoder without padding computes each dropout mask from the seed and the position in the step, so the masks
-        are the same for any split into micro-batches. Masks of scoring heads and of padded encoders depend on the
-        split.
+        An encoder without padding computes a dropout mask from the seed and the row's position in the step, so the
+        masks are the same for any split into micro-batches. Masks of scoring heads and of padded encoders depend on
+        the split.
         """
         seed = step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch)
         torch.default_generator.manual_seed(seed)
@@ -274,7 +273,7 @@ class RerankModule(pl.LightningModule):
         for encoder in self._encoders:
             encoder.dropout_seed = self._step_seed
 
-    # The next two are cached, since a search through all modules takes a noticeable part of a small step's time
+    # the next two are cached, because a search through all modules takes a noticeable part of a small step's time
     @cached_property
     def _all_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())
@@ -284,7 +283,7 @@ class RerankModule(pl.LightningModule):
         return [module for module in self.scorer.modules() if isinstance(module, Encoder)]
 
     def micro_batch_seed(self, step: TrainStep, micro_batch: int) -> int:
-        """Torch's seed for a micro-batch of this device."""
+        """Return torch's seed for a micro-batch of this device."""
         return int(mix(self.seed, step.epoch, step.index, micro_batch, self.global_rank)) % 2**63
 
     def _gradient_sync(self, only_if: bool) -> contextlib.AbstractContextManager[Any]:
@@ -292,11 +291,11 @@ class RerankModule(pl.LightningModule):
         return contextlib.nullcontext() if only_if or block is None else block()
 
     def clip(self) -> Tensor:
-        """Clip the gradients and return the norm that they had before."""
+        """Clip the gradients, and return their norm before clipping."""
         return self.clip_part(self._all_parameters)
 
     def clip_part(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Clip the gradients of some parameters by their own norm, and return this norm before the clipping."""
+        """Clip the gradients of some parameters by the norm of these gradients, and return the norm before clipping."""
         parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
         norm = nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
@@ -307,7 +306,7 @@ class RerankModule(pl.LightningModule):
         """Check the pending step, if there is one, and report it if it was not finite.
 
         Returns:
-            Whether it was finite.
+            Whether the pending step was finite, or there is none.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -322,7 +321,7 @@ class RerankModule(pl.LightningModule):
         return False
 
     def _is_finite(self, summary: Tensor) -> bool:
-        """Whether a step's loss and gradient norm, on the host, are finite."""
+        """Return whether a step's loss and gradient norm (on the host) are finite."""
         return bool(torch.isfinite(summary).all())
 
     # validation
@@ -333,10 +332,10 @@ class RerankModule(pl.LightningModule):
         self._collectors.setdefault(dataloader_idx, ScoreCollector()).add(batch, self.scorer(batch.batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Measure the gathered run of each validation set; every device logs the same values.
+        """Measure the run of each validation set, gathered from all devices; every device logs the same values.
 
-        The measures of a single set are `val/MEASURE`. Those of the sets of a mix are `val/SET/MEASURE`, and their mean
-        over the sets is `val/MEASURE`.
+        Measures are logged as `val/MEASURE` for a single set. For a mix, they are logged as `val/SET/MEASURE` for each
+        set, and their mean over the sets as `val/MEASURE`.
         """
         if self.trainer.sanity_checking:
             self._collectors.clear()
@@ -347,6 +346,6 @@ class RerankModule(pl.LightningModule):
             self.log(key, value, prog_bar=key == f"val/{shown}", sync_dist=False)
 
     def on_validation_end(self) -> None:
-        """Drop gathered weights, if the strategy shards them."""
+        """Free gathered weights if the strategy shards them."""
         if is_sharded(self.trainer.strategy):
             self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Write a run folder's files (JSON, text, log) and describe the run's environment; imports no torch."""
+"""Write a run folder's files (JSON, text, log), and describe the run's environment. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ PACKAGES = (
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; it appears whole or not at all."""
+    """Write a text file, which is complete or absent at any time."""
     with write_whole(path) as file:
         file.write(text)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file; it appears whole or not at all."""
+    """Write a JSON file, which is complete or absent at any time."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Versions, git revision, hardware, seed and command of this process.
+    """Return versions, git revision, hardware, seed and command of this process.
 
-    A process that has not imported torch leaves out `threads`, `gpus` and `cuda`: it computes nothing with them.
+    `threads`, `gpus` and `cuda` are left out if this process has not imported torch: it then computes nothing with it.
     """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -78,7 +78,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    """Revision of the source, with `-dirty` if files differ from it; None outside a checkout."""
+    """Return the revision of the source, with `-dirty` if files differ from it; None outside a git checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -96,13 +96,13 @@ def _git_revision() -> str | None:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that warns once if it can't be written to; `logging` would print a traceback for each line."""
+    """A log file that warns once if it can't be written to. `logging` would print a traceback for each line."""
 
     warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):  # the arguments of the logging call are wrong
+        if not isinstance(error, OSError):  # another error means that the arguments of the logging call are wrong
             super().handleError(record)
         elif not self.warned:
             self.warned = True
@@ -111,7 +111,7 @@ class _LogFile(logging.FileHandler):
 
 
 def log_to(path: Path) -> logging.Handler:
-    """Also write the log to a file; returns the handler, which the caller removes at the end of the run."""
+    """Write the log also to a file; return the handler, which the caller removes at the end of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

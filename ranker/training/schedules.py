@@ -1,8 +1,8 @@
-"""Learning rate schedules: a factor on the base rate for each optimizer step (not micro-batch, device or epoch).
+"""Learning rate schedules: a factor on the learning rate for each optimizer step.
 
-Every step has a rate above 0. The first warm-up step has the factor 1 / warm-up steps, and a decay would reach its end
-value one step after the last one. After the warm-up, the factors equal those of transformers' schedules of the same
-name. Transformers' warm-up begins at 0, which wastes the first step.
+The factor is above 0 in every step: it is 1 / warm-up steps in the first step, and a decay would reach its end value
+one step after the last one. After the warm-up, the factors equal those of the schedules of the same name in
+transformers. In transformers, the warm-up begins at 0, which wastes the first step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 def warmup_steps(warmup: float, total: int) -> int:
-    """Number of warm-up steps: values below 1 are a share of all steps, others a count.
+    """Return the number of warm-up steps. A value below 1 is a share of all steps; a value from 1 on is the number.
 
     >>> warmup_steps(0.1, 314), warmup_steps(40, 314)
     (31, 40)
@@ -24,13 +24,13 @@ def _warm(step: int, warm: int) -> float | None:
 
 
 def linear(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> float:
-    """Rise linearly to 1 at the last warm-up step, stay there for one step, fall linearly towards `end`.
+    """Return the factor of a linear schedule: up to 1 at the last warm-up step, 1 once more, then towards `end`.
 
     Args:
         step: Optimizer step, from 1.
         total: Number of optimizer steps.
-        warmup: Share of the steps (below 1) or number of steps.
-        end: Factor that the step after the last one would have.
+        warmup: Number of warm-up steps, or their share of all steps if it is below 1.
+        end: Factor that a step after the last one would have.
 
     >>> linear(31, 314), linear(32, 314), round(linear(314, 314), 6) == round(1 / 283, 6), linear(1, 1)
     (1.0, 1.0, True, 1.0)
@@ -43,7 +43,9 @@ def linear(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> floa
 
 
 def cosine(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> float:
-    """Rise linearly, fall along half a cosine (Loshchilov and Hutter, 2017); arguments as for `linear`.
+    """Return the factor of a cosine schedule: linear warm-up, then half a cosine (Loshchilov and Hutter, 2017).
+
+    The arguments are those of `linear`.
 
     >>> round(cosine(61, 100, warmup=20), 3), cosine(100, 100, warmup=20) > 0, cosine(1, 1)
     (0.5, True, 1.0)
@@ -57,7 +59,7 @@ def cosine(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> floa
 
 
 def constant(step: int, total: int, warmup: float = 0.1) -> float:
-    """Rise linearly, then stay at 1; arguments as for `linear`.
+    """Return the factor of a constant schedule: linear warm-up, then 1. The arguments are those of `linear`.
 
     >>> constant(5, 100), constant(100, 100)
     (0.5, 1.0)

@@ -1,4 +1,4 @@
-"""The losses of a mix of several sets: each group has the loss of its set."""
+"""The losses of a mix of several sets: each group uses the loss of its set."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ranker.types import Loss, RankBatch, TrainStep
 class SetLosses(nn.Module):
     """One loss per set of a mix.
 
-    Each group has the loss of its set. The loss of a batch is the mean over its groups, so a set with more groups
-    counts more.
+    Each group uses the loss of its set. The loss of a batch is the mean over its groups, so a set with more groups has
+    more weight.
 
     Args:
         losses: Set name -> loss, in the order of the sets in `RankBatch.set_sizes`.
@@ -24,22 +24,22 @@ class SetLosses(nn.Module):
     def __init__(self, losses: Mapping[str, Loss]) -> None:
         super().__init__()
         self.names, self.losses = list(losses), list(losses.values())
-        # Registered, so that parameters of a loss are trained and stored
+        # registered as modules, so that parameters of a loss are trained and stored
         self.registered = nn.ModuleList(loss for loss in self.losses if isinstance(loss, nn.Module))
         self.groups = [0] * len(losses)  # number of groups of each set since the start of the training
         self._step: TrainStep | None = None
         self._sums: list[Tensor] = []
 
     def begin(self, step: TrainStep) -> None:
-        """Start an optimizer step."""
+        """Prepare for an optimizer step."""
         self._step, self._sums = step, []
 
     def of_batch(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None, seed: int = 0) -> Tensor:
-        """Return the mean over a batch's groups, a scalar.
+        """Return the mean loss of a batch's groups, a scalar.
 
         Args:
             scores: [batch, docs].
-            batch: Has the groups of each set in the order of the sets.
+            batch: The batch, whose groups are in the order of the sets.
             reference: See `loss_of`.
             seed: See `loss_of`.
         """
@@ -59,7 +59,7 @@ class SetLosses(nn.Module):
         return loss
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the loss of a step that has groups of one set. All inputs [batch, docs]."""
+        """Return the loss of a step whose groups all belong to one set. All inputs are [batch, docs]."""
         return self.losses[self._only_set()](scores, labels, doc_mask) + self._nothing()
 
     def _only_set(self) -> int:
@@ -68,11 +68,11 @@ class SetLosses(nn.Module):
         return only
 
     def _nothing(self) -> Tensor | float:
-        """0, with a gradient of 0 for the parameters of all losses: each device must have all these gradients."""
+        """Return 0 with the gradient 0 for the parameters of all losses, so each device has a gradient for each."""
         return sum((parameter.sum() * 0.0 for parameter in self.parameters() if parameter.requires_grad), start=0.0)
 
     def parts(self, total: Tensor) -> list[Tensor]:
-        """Return each set's part of this device's loss in the step, float64 [] each; they add up to `total` []."""
+        """Return the part of each set in this device's loss of the step, float64 [] each; their sum is `total` []."""
         assert self._step is not None
         groups = self._step.set_groups
         if sum(count > 0 for count in groups) == 1:
@@ -80,15 +80,15 @@ class SetLosses(nn.Module):
         return self._sums or [torch.zeros_like(total) for _ in groups]
 
     def end(self, step: TrainStep, parts: Tensor) -> Iterator[tuple[str, int, Tensor]]:
-        """Count the step's groups.
+        """Count the groups of the step.
 
         Args:
             step: The step.
-            parts: Each set's part of the step's loss on all devices [sets].
+            parts: Part of each set in the step's loss on all devices [sets].
 
         Returns:
-            For each set: its name, its groups since the training's start, and the mean loss of its groups in this step;
-            NaN if the step has none of them.
+            For each set: its name, the number of its groups since the training began, and the mean loss of its groups
+            in this step, which is NaN if the step has none of its groups.
         """
         for i, (name, count) in enumerate(zip(self.names, step.set_groups, strict=True)):
             self.groups[i] += count

@@ -1,8 +1,8 @@
 """`trainer.strategy=fsdp`: each device stores a shard of weights, gradients and optimizer states (torch's FSDP2).
 
-Each transformer layer is a unit, and the rest of the scorer is another one. In an optimizer step, the weights of a unit
-are gathered once, at the first micro-batch, and kept until the last backward pass. That pass sums the gradients over
-the devices. Checkpoints have the format of a training on one device, so that any number of devices can resume them.
+Each transformer layer is a unit, and the rest of the scorer is another unit. In an optimizer step, the weights of a
+unit are gathered once, at the first micro-batch, and kept until the last backward pass. That pass sums the gradients
+over the devices. Checkpoints have the same format as on one device, so that any number of devices can resume them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ranker.training.checkpoint_shards import NEW, as_part, mapped, part_of
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for FSDP2, with one gather and one reduction per step and this program's checkpoints.
+    """Lightning's strategy for FSDP2, with one gather and one reduction per step, and checkpoints in our format.
 
     Args:
-        parts: Whether each device writes its part of a checkpoint; if not, the first device writes the whole one.
+        parts: Whether each device writes its part of a checkpoint; if not, the first device writes all of it.
         options: Options of `ModelParallelStrategy`.
 
     Attributes:
-        never_idle: True: every device runs a pass in each step, because all must take part in gathers and reductions.
+        never_idle: True: every device runs a pass in each step, because all must take part in gathers and all-reduces.
     """
 
     never_idle = True
@@ -56,7 +56,7 @@ class ShardedStrategy(ModelParallelStrategy):
             _set_sync(root, True)
 
     def gather_no_more(self) -> None:
-        """Free the gathered weights, for example after a validation, which has no backward pass to free them."""
+        """Free the gathered weights, for example after a validation, which has no backward pass that frees them."""
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -67,16 +67,16 @@ class ShardedStrategy(ModelParallelStrategy):
         return module.scorer
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the whole weights, in CPU memory, on the first device; an empty dict on the others.
+        """Return the whole weights, in CPU memory, on the first device, and an empty dict on the others.
 
-        All devices must call it. With `parts`, each device returns its own shards.
+        All devices must call this method. With `parts`, each device returns its own shards.
         """
         assert self.lightning_module is not None
         weights: dict[str, Any] = self.lightning_module.state_dict()
         return weights if self.parts else _whole(weights, keep=self.is_global_zero)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the optimizer's state in the format without shards; see `lightning_module_state_dict`."""
+        """Return the optimizer's state, whole or in shards; see `lightning_module_state_dict`."""
         state: dict[str, Any] = getattr(optimizer, "_optimizer", optimizer).state_dict()
         if self.parts:
             return state
@@ -84,7 +84,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return {"state": values, "param_groups": state["param_groups"]} if self.is_global_zero else {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint: one file from the first device, or with `parts` one file from each device."""
+        """Write a checkpoint: one file by the first device, or with `parts` one file by each device."""
         if not self.parts:
             Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
             return
@@ -95,13 +95,13 @@ class ShardedStrategy(ModelParallelStrategy):
             if isinstance(value, DTensor):
                 sharded.append(name)
                 value = value.to_local()
-            return value.detach().cpu().clone()  # torch.save would write the whole memory that a view shares
+            return value.detach().cpu().clone()  # without the copy, torch.save would write all memory behind a view
 
         content = as_part(mapped(checkpoint, local), self.global_rank, self.world_size, sharded)
         mine = part_of(path, self.global_rank)
         self.checkpoint_io.save_checkpoint(content, mine.with_name(mine.name + NEW))
         self.barrier()
-        if self.is_global_zero:  # from here on, either this checkpoint or the one before is whole
+        if self.is_global_zero:  # from here on, at least one of this checkpoint and the one before is complete
             if storage_options is not None and path.is_file():
                 link(path, storage_options["previous"])
             for number in reversed(range(self.world_size)):
@@ -129,16 +129,16 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def shard(module: Any, mesh: Any, half: torch.dtype | None) -> None:
-    """Shard a training's scorer over the devices: each transformer layer by itself, then the rest.
+    """Shard a training's scorer over the devices: each transformer layer is a unit, and the rest is another unit.
 
     Args:
         module: The Lightning module.
         mesh: The devices.
-        half: Type in which the weights of transformer layers are gathered and used; None: their own type. The rest of
-            the scorer and the states between layers keep their types.
+        half: Type to which the weights of transformer layers are converted when they are gathered; None: their own
+            type. The rest of the scorer, and the states between layers, keep their types.
 
     Raises:
-        ConfigError: The loss has trained weights. They are not sharded, so their gradients would not be summed over
+        ConfigError: The loss has trained weights, which are not sharded, so their gradients would not be summed over
             the devices.
     """
     if isinstance(module.loss, nn.Module) and any(weight.requires_grad for weight in module.loss.parameters()):
@@ -156,7 +156,7 @@ def is_sharded(strategy: Any) -> bool:
 
 
 def whole_tensor(value: Any) -> Any:
-    """Return the whole tensor of a sharded one (all devices must call this), and other values as they are."""
+    """Return the whole tensor of a sharded tensor, or any other value unchanged. All devices must call this."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -167,7 +167,7 @@ def _set_sync(root: FSDPModule, sync: bool) -> None:
 
 
 def _whole(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """Gather the sharded values one by one; returns whole values in CPU memory if `keep`, else an empty dict."""
+    """Gather the sharded values one by one; return whole values in CPU memory if `keep`, else an empty dict."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         whole = whole_tensor(value)
@@ -177,8 +177,8 @@ def _whole(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
 
 
 def _part(value: Any, owner: Any) -> Any:
-    """Return this device's shard of a tensor with the shape of the weight `owner`; other values are unchanged."""
+    """Return this device's shard of a tensor that has the shape of the weight `owner`; other values are unchanged."""
     if not isinstance(value, Tensor) or not isinstance(owner, DTensor) or value.shape != owner.shape:
         return value
-    # src_data_rank=None: every device has read the whole tensor, so none is sent
+    # src_data_rank=None: every device has read the whole tensor, so nothing needs to be sent
     return distribute_tensor(value.to(owner.device), owner.device_mesh, owner.placements, src_data_rank=None)

@@ -1,7 +1,7 @@
-"""A check before training: scores must depend on the doc, and on nothing but the query-doc pair.
+"""Check before a training that scores depend on the doc, and on nothing but the query-doc pair.
 
-A causal model that is pooled at its first token gives every doc the same score. A model whose states depend on padding
-scores a pair differently in different batches. Neither raises an error in training, so both are checked here.
+A causal model whose pooling takes the first token gives every doc the same score. A model whose states depend on
+padding gives a pair different scores in different batches. Neither fault raises an error in training.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ DOCS = (
     "Apples are picked in autumn, when the days grow short and the nights are cold; they keep in a cool dry room, and "
     "the best of them are eaten in the first months of the new year, long after the last pears are gone.",
 )
-CONSTANT = 1e-6  # scores that differ by at most this are equal
-ROUNDING = 1e-4  # relative differences between batches up to this are rounding; effects of padding are above 1e-3
+CONSTANT = 1e-6  # scores with at most this difference count as equal
+ROUNDING = 1e-4  # largest relative difference between batches that is due to rounding; padding causes more than 1e-3
 
 
 def check_scores(scorer: Scorer) -> None:
-    """Score two docs alone and together; warn where the filling of a query reaches tokens that do not attend to it.
+    """Score two docs alone and together, and check the scores. Warn if a query's filling changes its token vectors.
 
     Args:
         scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
-        ConfigError: Both docs have the same score for any weights; or the score of a doc depends on the other doc, and
-            the model does not read lists.
+        ConfigError: Both docs have the same score for any weights; or the score of a doc depends on the other doc,
+            although the model does not read lists.
     """
     module: Any = scorer
     training = module.training
@@ -54,7 +54,7 @@ def check_scores(scorer: Scorer) -> None:
             raise ConfigError(
                 f"model: expected scores that depend on the doc, got {float(together[0]):.6g} for two docs of one "
                 "query, with any weights: the pooled state does not depend on the doc; set model.pooling to last or "
-                "mean, or take another encoder"
+                "mean, or choose another encoder"
             )
         if getattr(scorer, "reads_lists", False):
             return
@@ -62,15 +62,15 @@ def check_scores(scorer: Scorer) -> None:
         if change > ROUNDING * max(1.0, float(together.abs().max())) and change > 0.01 * spread:
             raise ConfigError(
                 f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} with "
-                f"another doc in the batch (two docs differ by {spread:.2g}); padding reaches the states of this "
-                "encoder, take another"
+                f"another doc in the batch (two docs differ by {spread:.2g}); padding changes the states of this "
+                "encoder, choose another"
             )
     finally:
         module.train(training)
 
 
 def _warn_of_filling(scorer: Any) -> None:
-    """Say if filling that no token attends to changes the vectors of the query's tokens: by a convolution, for one."""
+    """Warn if filling that no token attends to changes the vectors of a query's tokens, such as by a convolution."""
     if scorer.reads == "pairs":
         return
     layout = scorer.layouts()[0]
@@ -84,13 +84,13 @@ def _warn_of_filling(scorer: Any) -> None:
     if float((filled - alone).abs().max()) > ROUNDING * max(1.0, float(alone.abs().max())):
         log.warning(
             "model.attend_to_expansion=false: in %s, the filling of a query still changes the vectors of its tokens, "
-            "because layers mix positions outside of attention; model.query_length=0 leaves the filling out",
+            "because layers mix positions outside of attention; set model.query_length=0 to leave the filling out",
             scorer.encoder.config.model_type,
         )
 
 
 def _no_gradient(scorer: Scorer) -> bool:
-    """Whether the difference of the two scores has no gradient at any weight."""
+    """Return whether the difference of the two scores has a gradient of 0 for every weight."""
     with torch.enable_grad():
         scores = scorer(_batch(scorer, DOCS))[0]
         weights = [weight for weight in scorer.parameters() if weight.requires_grad]
@@ -139,7 +139,7 @@ def _batch(scorer: Scorer, docs: Any) -> RankBatch:
 
 
 def _rows(scorer: Scorer, layout: Template, texts: list[_Texts]) -> TokenBatch:
-    """Lay texts out; each is cut to an equal share of the encoder's positions."""
+    """Lay texts out as rows. Each text is cut to an equal share of the encoder's positions."""
     room = max(1, (min(scorer.encoder.max_tokens, 512) - layout.num_special) // len(texts))
     parts: list[Any] = []
     for number, part in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Training of learned sparse rankers: a contrastive loss with penalties on the term weights of a step's texts."""
+"""Train learned sparse rankers: a contrastive loss, and penalties on the term weights of a step's texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ranker.training.contrastive_parts import Penalties
 from ranker.types import TrainStep
 
 REGULARIZERS = ("flops", "l1", "df_flops")
-MEMORY = 100  # steps over which document frequencies are averaged
-# a term in a tenth of the docs counts half (Porco et al., 2025, section 3: alpha and beta)
+MEMORY = 100  # number of steps over which document frequencies are averaged
+# a term that a tenth of the docs have gets the factor 1/2 (Porco et al., 2025, section 3: alpha and beta)
 HALF, STEEPNESS = 0.1, 10.0
 
 
@@ -32,9 +32,9 @@ class Sparsity:
 
     Args:
         regularizer: One of `REGULARIZERS`.
-        query_penalty: Factor of the penalty on queries; it has no effect on queries without an encoder.
+        query_penalty: Factor of the penalty on queries. It has no effect if queries are not encoded by a model.
         doc_penalty: Factor of the penalty on docs.
-        penalty_warmup: Share of the training's steps in which both factors grow from 0, with the square of the step.
+        penalty_warmup: Share of the training's steps in which both factors grow from 0, as the square of the step.
     """
 
     regularizer: str = "flops"
@@ -43,7 +43,7 @@ class Sparsity:
     penalty_warmup: float = 0.0
 
     def check(self) -> None:
-        """Refuse values that make no sense.
+        """Check that all values are in range.
 
         Raises:
             ConfigError: A value is out of range.
@@ -58,10 +58,10 @@ class Sparsity:
 
 
 class SparseModule(ContrastiveModule):
-    """Train a sparse ranker by the loss of a whole step's scores plus penalties on the step's term weights.
+    """Train a sparse ranker with the loss on a whole step's scores, plus penalties on the step's term weights.
 
-    The penalties are functions of means over all texts of a step, which every device has after the vectors are
-    gathered. They depend neither on the number of devices nor on the memory budget.
+    The penalties are functions of means over all texts of a step. Every device has all texts' vectors, so the penalties
+    depend neither on the number of devices nor on the memory budget.
 
     Args:
         args: As in ContrastiveModule.
@@ -70,8 +70,8 @@ class SparseModule(ContrastiveModule):
 
     Attributes:
         factor: Factor of the penalties at this step, which grows during the warm-up, [].
-        frequencies: Share of docs that have each term, averaged over steps, [words]; for `df_flops`, else empty.
-        averaged: Number of steps in `frequencies`, [].
+        frequencies: Share of docs that have each term, averaged over steps, [words]; empty except for `df_flops`.
+        averaged: Number of steps averaged in `frequencies`, [].
     """
 
     def __init__(self, *args: Any, sparsity: Sparsity, **options: Any) -> None:
@@ -89,7 +89,7 @@ class SparseModule(ContrastiveModule):
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties:
         """Return the penalties on the step's term weights, and their gradients."""
-        if not step.seeds:  # a step that is repeated gets the factor that it had the first time
+        if not step.seeds:  # a repeated step has seeds; it keeps the factor that it had the first time
             self.factor.fill_(self._warmup())
         importance = None
         if self.sparsity.regularizer == "df_flops":
@@ -110,7 +110,7 @@ class SparseModule(ContrastiveModule):
         return Penalties(value, (for_queries * by_query).unsqueeze(0), (for_docs * by_doc).unsqueeze(0))
 
     def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
-        """Keep the step's document frequencies if `finite`, bool []; log the penalties and the numbers of terms."""
+        """Keep the step's document frequencies if `finite`, bool []; log the penalties and mean numbers of terms."""
         if self._counted is not None:
             self.frequencies.copy_(torch.where(finite, self._counted.to(self.frequencies), self.frequencies))
             self.averaged += finite.to(self.averaged)
@@ -124,20 +124,20 @@ class SparseModule(ContrastiveModule):
         return 1.0 if steps <= 0 else min(1.0, (self.trainer.global_step + 1) / steps) ** 2
 
     def _averaged(self, docs: Tensor) -> Tensor:
-        """Return the average of earlier steps' document frequencies and those of docs [docs, words]."""
+        """Return the average of the earlier steps' document frequencies and of those of `docs` [docs, words]."""
         share = (docs > 0).to(self.frequencies.dtype).mean(0)
         return self.frequencies + (share - self.frequencies) / (self.averaged + 1).clamp(max=MEMORY)
 
 
 def penalty(regularizer: str, weights: Tensor, importance: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return a penalty [] on term weights [texts, words], and its gradient, the same for each text, [words].
+    """Return a penalty [] on term weights [texts, words], and its gradient [words], which is equal for all texts.
 
-    The gradient is that at positive weights. Weights of 0 pass no gradient on, since the activation has slope 0 there.
+    The gradient holds for positive weights. A weight of 0 passes on no gradient, since its activation has slope 0.
 
     Args:
         regularizer: One of `REGULARIZERS`.
         weights: At least 0.
-        importance: Factor of each word's mean weight, [words]; None: 1.
+        importance: Factor on the mean weight of each word, [words]; None: 1.
 
     >>> penalty("flops", torch.tensor([[1.0, 0.0], [3.0, 2.0]]), None)
     (tensor(5.), tensor([2., 1.]))

@@ -1,4 +1,4 @@
-"""Throughput of a training: pairs, tokens and FLOPs per second, share of padding, waiting time, peak memory."""
+"""Measure a training: pairs, tokens and FLOPs per second, share of padding, waiting time, peak memory."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ranker.encoders.encoder import Encoder, TokenCounts
 from ranker.training.flops import LinearWeights, linear_weights, matmul_flops, near_pairs, transformers_flops
 from ranker.types import TrainStep
 
-WARM_UP = 3  # the first steps compile and fill caches; they are reported separately if more steps follow
-IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # shown in the progress bar; all figures are logged
+WARM_UP = 3  # number of first steps, which compile and fill caches; reported separately if more steps follow
+IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # values that the progress bar shows; all values are logged
 YARDSTICK = 8192  # rows and columns of the bf16 matrix product that measures a card's rate
 
 
 @dataclass
 class Counts:
-    """Work and time of training steps; pairs and tokens are counted over all devices."""
+    """Work and time of some training steps. Pairs and tokens are counted over all devices."""
 
     pairs: int = 0
     tokens: int = 0
     computed_tokens: int = 0
     last_layer_tokens: int = 0
-    seconds: float = 1e-9  # training steps, the time between them, and waiting for data
-    wait_seconds: float = 0.0  # waiting for data
-    squares: Tensor | float = 0.0  # token pairs, summed over rows
-    near: Tensor | float = 0.0  # token pairs within the window, summed over rows
+    seconds: float = 1e-9  # time of the steps and between them, including waiting for data
+    wait_seconds: float = 0.0  # time of waiting for data
+    squares: Tensor | float = 0.0  # number of token pairs, summed over rows
+    near: Tensor | float = 0.0  # number of token pairs within the window, summed over rows
 
 
 class Throughput(pl.Callback):
-    """Measure training epochs without validation. Tokens are counted on this device, times the number of devices.
+    """Measure training epochs without their validations. Tokens of this device are multiplied by the number of devices.
 
-    The first steps compile and fill caches. If more steps follow, the first ones are counted separately, in `start`.
+    The first steps compile kernels and fill caches. If more steps follow, the first ones are counted in `start`.
     """
 
     def __init__(self) -> None:
@@ -48,15 +48,15 @@ class Throughput(pl.Callback):
         self.matmul_rate = 0.0  # of all devices, FLOP/s
         self._config: Any = None
         self._encoders: list[Encoder] = []
-        self._weights: LinearWeights | None = None  # of an encoder whose layers transformers runs
+        self._weights: LinearWeights | None = None  # for an encoder whose layers transformers runs
         self._device = torch.device("cpu")
-        self._since: float | None = None  # start of the time not counted yet; None between epochs
-        self._waited = 0.0  # the time that the loader had waited at the moment `_since`
+        self._since: float | None = None  # start of the time that is not counted yet; None between epochs
+        self._waited = 0.0  # total waiting time of the loader at the moment `_since`
         self._refresh: Any = None  # the object that mines negatives during the training, if there is one
-        self._mined = 0.0  # the time that mining had taken at the moment `_since`
+        self._mined = 0.0  # total time of mining at the moment `_since`
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Measure the GPU's rate; reset token counts and peak memory."""
+        """Measure the GPU's rate, and reset token counts and peak memory."""
         self._refresh = getattr(module, "refresh", None)
         self._mined = getattr(self._refresh, "seconds", 0.0)
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
@@ -71,7 +71,7 @@ class Throughput(pl.Callback):
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Start counting: the start of the data loader is counted, the time between epochs is not."""
+        """Start counting. The start of the data loader is counted; the time between epochs is not."""
         self._since = time.perf_counter()
 
     def on_train_batch_end(
@@ -91,7 +91,7 @@ class Throughput(pl.Callback):
             for texts in (micro.pairs, micro.queries, micro.docs):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
-                    # these sums stay on the device, because reading them would make the host wait
+                    # these sums stay on the device, since reading them would make the host wait
                     lengths = texts.cu_seqlens.diff()
                     counts.squares = counts.squares + trainer.world_size * near_pairs(lengths, None)
                     counts.near = counts.near + trainer.world_size * near_pairs(lengths, window)
@@ -119,7 +119,7 @@ class Throughput(pl.Callback):
             self.counts.seconds += now - self._since
             self.counts.wait_seconds += waited - self._waited
         mined = getattr(self._refresh, "seconds", 0.0)
-        self.counts.seconds -= mined - self._mined  # the time of mining is reported by itself
+        self.counts.seconds -= mined - self._mined  # the time of mining is reported separately
         self._since, self._waited, self._mined = now, waited, mined
 
     def _wait_for_device(self) -> None:
@@ -127,7 +127,7 @@ class Throughput(pl.Callback):
             torch.cuda.synchronize(self._device)
 
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Stop counting, after the device has finished the steps before the validation."""
+        """Stop counting after the device has finished the steps before the validation."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
@@ -138,16 +138,16 @@ class Throughput(pl.Callback):
             self._since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Stop counting, after the device has finished the epoch's steps."""
+        """Stop counting after the device has finished the epoch's steps."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
         self._since = None
 
     def report(self) -> dict[str, float]:
-        """The figures for `result.json`.
+        """Return the values for `result.json`.
 
-        `mfu`, on CUDA only, is the rate relative to the GPU's measured rate in a large bf16 matrix product.
+        `mfu`, on CUDA only, is the FLOP rate divided by the GPU's measured rate for a large bf16 matrix product.
         """
         counts = self.counts if self.counts.pairs else self.start
         figures = {
@@ -171,7 +171,7 @@ class Throughput(pl.Callback):
 
 
 def measure_matmul(device: torch.device, repeats: int = 10) -> float:
-    """FLOP/s of a square bf16 matrix product of size `YARDSTICK`, the median of `repeats`."""
+    """Return the FLOP/s of a square bf16 matrix product of size `YARDSTICK`, the median of `repeats` measurements."""
     left, right = (torch.randn(YARDSTICK, YARDSTICK, device=device, dtype=torch.bfloat16) for _ in range(2))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 4)]
     for event in events:
@@ -183,7 +183,7 @@ def measure_matmul(device: torch.device, repeats: int = 10) -> float:
 
 
 def peak_memory_bytes() -> int:
-    """Peak memory of the GPU if there is one, else of this process."""
+    """Return the peak memory of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""The measures of each validation set during a training."""
+"""Compute the measures of each validation set during a training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 def measured_sets(
     trainer: Any, devices: Devices, measures: list[str], collectors: dict[int, ScoreCollector]
 ) -> dict[str, float]:
-    """Return the logged values of a validation, the same on every device; a collective.
+    """Return the values of a validation to log, equal on every device. All processes must call this.
 
     Args:
         trainer: Lightning's Trainer, whose data module has `val_sets`.
         devices: This process's device.
         measures: Names of measures.
-        collectors: This device's scores by the number of the validation set; they are gathered and cleared.
+        collectors: Index of the validation set -> this device's scores, which are gathered and then cleared.
     """
     sets: dict[str, Collection] = trainer.datamodule.val_sets
     loaders: Any = trainer.val_dataloaders
@@ -49,20 +49,20 @@ def measured_sets(
 
 
 def measures_of_run(run: Run, collection: Collection, measures: list[str], step: int) -> dict[str, float]:
-    """Return a run's means by their reported names, and also by the names in `measures` where these differ.
+    """Return a run's mean measures by their reported names, and by the names in `measures` where these differ.
 
-    Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
+    A reported name includes the collection's relevance threshold, such as AP(rel=2); `monitor` has the other name.
 
     Args:
         run: The run.
         collection: The collection with the judgements.
         measures: Names of measures.
-        step: The training step, for the log.
+        step: The optimizer step, for the log.
     """
     if are_equal(run):
         log.warning(
             "validation at step %d: all candidates of each query have the same score, so the measures are those of "
-            "an order by ids; the model has collapsed: lower optim.lr, or take an earlier checkpoint",
+            "an order by ids; the model has collapsed: lower optim.lr, or use an earlier checkpoint",
             step,
         )
     qrels: Any = collection.qrels

@@ -76,10 +76,10 @@ def test_the_encoder_of_a_bi_encoder_leaves_the_rest_behind_and_says_so(forks, s
     ]
     done = forks.run("train.py", *choices, cwd=tmp_path)
     assert done.code == 0, done.out
-    (line,) = [line for line in done.out.splitlines() if "left behind" in line]
+    (line,) = [line for line in done.out.splitlines() if "left out: " in line]
     assert line.endswith(
-        f"encoder.name: only the encoder of {folder} is taken; left behind: pooling (last), Dense (32 to 48, 48 to 8), "
-        f"prompts (query 'query: '); checkpoint={folder} continues with all of it"
+        f"encoder.name: only the encoder of {folder} is used; left out: pooling (last), Dense (32 to 48, 48 to 8), "
+        f"prompts (query 'query: '); checkpoint={folder} continues with the whole model"
     )
 
 

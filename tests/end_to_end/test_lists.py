@@ -151,7 +151,7 @@ def test_stored_models(done, where):
         "passages": ["passages: expected none with SetEncoder"],
         "top": ["model.top: expected at least batch.docs=4", "got 3"],
         "novelty": ["batch.novelty: expected a share above 0 and at most 1"],
-        "causal": ["encoder: expected one whose tokens attend in both directions"],
+        "causal": ["encoder: expected a model whose tokens attend in both directions"],
     }.items(),
 )
 def test_mistakes_are_one_line(done, name, parts):

@@ -190,7 +190,7 @@ def test_numbers_that_are_not_those_of_the_run_file_are_not_published(done, wher
     metrics["measures"]["nDCG@10"] += 0.01
     path.write_text(json.dumps(metrics))
     cfg = {"checkpoint": str(where / "changed"), "to": "better", "private": True, "license": None, "data": None}
-    with pytest.raises(DataError, match=r"metrics.json: expected nDCG@10 of its run file, 0\.\d+, got"):
+    with pytest.raises(DataError, match=r"metrics.json: expected nDCG@10 0\.\d+, computed from the run file, got"):
         publishing.publish_checkpoint(OmegaConf.create({**cfg, "cache_dir": ".cache"}))
     assert not (where / "better").exists()
 

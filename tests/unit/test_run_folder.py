@@ -61,7 +61,7 @@ def test_an_unused_folder_is_new_or_empty(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(
         ConfigError,
-        match=r"^key: expected a new or an empty folder, got .*, which holds a, b, c and 2 more; name another$",
+        match=r"^key: expected a new or an empty folder, got .*, which contains a, b, c and 2 more; name another$",
     ):
         run_folder.check_unused("key", tmp_path)
     run_folder.check_unused("key", tmp_path, "abcde")

@@ -1,1 +1,1 @@
-"""Encoder families, one file each: its facts as a `Family`."""
+"""Encoder families, one file for each: the properties of the family as a `Family`."""

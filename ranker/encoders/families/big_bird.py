@@ -1,7 +1,7 @@
 """BigBird (Zaheer et al., 2020, arXiv:2007.14062).
 
-At the first short text, transformers switches a model permanently from block-sparse to full attention, so the scores of
-long texts would depend on what was read before. With full attention from the start, a text always has the same score.
+transformers switches a model permanently from block-sparse to full attention when it first reads a short text. The
+scores of long texts would then depend on texts read before. So attention is full from the start.
 """
 
 from ranker.encoders.family import Family

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020, arXiv:2003.10555). Its classifier has GELU in place of tanh."""
+"""ELECTRA (Clark et al., 2020, arXiv:2003.10555). Its classifier has GELU instead of tanh."""
 
 from ranker.encoders.family import Family
 

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al., 2024, arXiv:2412.13663) and models with its modules, such as Ettin's encoders."""
+"""ModernBERT (Warner et al., 2024, arXiv:2412.13663), and models with its modules, such as Ettin's encoders."""
 
 from ranker.encoders.family import Family
 

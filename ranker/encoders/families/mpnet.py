@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020, arXiv:2004.09297). Its attention has relative positions, so it runs padded."""
+"""MPNet (Song et al., 2020, arXiv:2004.09297). It runs padded, because its attention has relative positions."""
 
 from ranker.encoders.family import Family
 

@@ -4,6 +4,6 @@ from ranker.encoders.family import Family
 
 FAMILY = Family(
     "t5gemma",
-    config_changes={"is_encoder_decoder": False},  # its encoder refuses a configuration that says it has a decoder
-    window_excess=1,  # a token attends to those at the distance `sliding_window`, too
+    config_changes={"is_encoder_decoder": False},  # the encoder refuses a configuration with True
+    window_excess=1,  # a token also attends to tokens at exactly the distance `sliding_window`
 )

@@ -4,5 +4,5 @@ from ranker.encoders.family import Family
 
 FAMILY = Family(
     "xlnet",
-    frozen=("mask_emb",),  # only its pretraining uses them
+    frozen=("mask_emb",),  # weights that are used only in XLNet's pretraining
 )

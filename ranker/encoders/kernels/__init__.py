@@ -1,1 +1,1 @@
-"""Triton kernels of the fast path; each module has one operation, forward and backward."""
+"""Triton kernels of the fastest path. Each module has one operation with its backward pass."""

@@ -1,7 +1,7 @@
 """Dropout, residual sum and layer norm in one Triton kernel, forward and backward, for pre-norm layers.
 
-Unlike `residual_norm`, the sum is a result, too: it goes on beside the norm's branch. The backward pass reads the sum,
-so nothing else is stored, and adds the gradients that arrive through both.
+Unlike in `residual_norm`, the sum is also a result, because pre-norm layers continue with it. The backward pass reads
+the sum, so nothing else is stored, and it adds the gradients that arrive through the sum and through the norm.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.encoders.kernels.hashed import kept
 from ranker.encoders.kernels.sums import column_sums
 
-# launches for states of up to 1,024 values: measured on an H200, see docs/performance.md
+# launch settings for states of up to 1,024 values, measured on an H200, see docs/performance.md
 FORWARD = {"num_warps": 1}
 BACKWARD = {"num_warps": 1}
-PROGRAMS = 3168  # Triton programs of a backward pass over tokens; measured, too
+PROGRAMS = 3168  # number of Triton programs of a backward pass over tokens; also measured
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def _forward(
     DROP: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute one token."""
+    """Compute the results of one token."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     in_dim = columns < DIM
@@ -53,7 +53,7 @@ def _backward(
     DIM: tl.constexpr, WIDTH: tl.constexpr, DROP: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
     COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute `count` tokens, one after another, and this program's part of the gradient of the gain."""
+    """Compute the gradients of `count` tokens, one after another, and this program's part of the gain's gradient."""
     columns = tl.arange(0, WIDTH)
     in_dim = columns < DIM
     gains = tl.load(gain + columns, mask=in_dim, other=0.0).to(tl.float32)
@@ -126,7 +126,7 @@ def add_norm_backward(
     grad_out: Tensor, grad_summed: Tensor, summed: Tensor, hashes: Tensor | None, rate: float, gain: Tensor,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `add_norm`; arguments as there, and the gradients of its results, [tokens, dim].
+    """Compute the gradients of `add_norm`; the arguments are its own, and the gradients of its results [tokens, dim].
 
     Returns:
         d/d(x) and d/d(residual), [tokens, dim], which are the same tensor without dropout; d/d(gain), float32 [dim].

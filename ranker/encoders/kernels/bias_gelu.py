@@ -1,8 +1,8 @@
-"""Bias and GELU in one Triton kernel, forward and backward.
+"""Add a bias and apply GELU in one Triton kernel, with its backward pass.
 
-It processes the widest tensors of a layer. Phi, the normal distribution function, is formula 7.1.26 of Abramowitz and
-Stegun (1964), accurate to 1e-7: its only exponential is also the density that the derivative needs. The backward pass
-also sums the gradient of the bias over its rows.
+These are the widest tensors of a layer. Phi, the normal distribution function, is formula 7.1.26 of Abramowitz and
+Stegun (1964), accurate to 1e-7. The derivative needs a density, which is the only exponential in this formula. The
+backward pass also sums the gradient of the bias over the tokens that it reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def phi(x):
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Compute a block of ROWS tokens and COLUMNS values."""
+    """Compute a block of ROWS tokens and COLUMNS columns."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_dim = columns < DIM
@@ -54,7 +54,7 @@ def _backward(
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Compute BLOCKS times ROWS tokens and COLUMNS values, and their part of the gradient of the bias."""
+    """Compute BLOCKS times ROWS tokens and COLUMNS columns, and their part of the gradient of the bias."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_dim = columns < DIM
     biases = tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
@@ -93,7 +93,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_gelu_backward(grad_out: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of `bias_gelu`; arguments as there, `grad_out` [tokens, dim].
+    """Compute the gradients of `bias_gelu`; the arguments are its own, and `grad_out` [tokens, dim].
 
     Returns:
         d/d(x) [tokens, dim], which overwrites `grad_out`; d/d(bias), float32 [dim].

@@ -1,3 +1,3 @@
-"""Size of the blocks into which rows are cut, for the kernels and for code that runs without Triton."""
+"""Size of the blocks into which rows are cut. This module can be imported without Triton."""
 
-BLOCK = 64  # tokens per block when a kernel splits a row
+BLOCK = 64  # number of tokens of a block

@@ -1,7 +1,7 @@
-"""Embedding lookups, their sum, layer norm and dropout in one Triton kernel, forward and backward.
+"""Embedding lookups, their sum, layer norm and dropout in one Triton kernel, with its backward pass.
 
-Nothing is stored for the backward pass, which looks up again. It also sums the gradients of gain, shift and segment
-table; `ranker.encoders.embeddings` sums those of the word and position tables.
+The forward pass stores nothing; the backward pass looks up again. It also sums the gradients of gain, shift and segment
+table. `ranker.encoders.embeddings` sums the gradients of the word and position tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.encoders.kernels.hashed import PROGRAMS, kept
 from ranker.encoders.kernels.sums import column_sums
 
-# launches for states of up to 1,024 values: measured on an H200, see docs/performance.md
+# launch settings for states of up to 1,024 values, measured on an H200, see docs/performance.md
 FORWARD = {"ROWS": 1, "num_warps": 1}
 BACKWARD = {"num_warps": 1}
 
@@ -29,7 +29,7 @@ def _forward(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, WORDS_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens; WORDS_ONLY: there are no position and segment tables and no shift."""
+    """Compute ROWS tokens. WORDS_ONLY: there are no position and segment tables, and no shift."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     in_dim, in_batch = columns < DIM, rows < tokens
@@ -64,7 +64,7 @@ def _backward(
 ):  # fmt: skip
     """Compute `count` tokens, one after another, and this program's part of the sums over tokens.
 
-    The sums are [2 + SEGMENTS, DIM]: the gradients of gain, shift and segment table.
+    The sums, [2 + SEGMENTS, DIM], are the gradients of gain, shift and segment table.
     """
     columns = tl.arange(0, WIDTH)
     in_dim = columns < DIM
@@ -143,7 +143,7 @@ def embedding_norm(
         token_ids: Rows of the word table, int64 [tokens].
         position_ids: Positions of the tokens in their rows, from 0, int64 [tokens].
         segments: Rows of the segment table, int64 [tokens].
-        offset: Row of the position table for position 0.
+        offset: Row of the position table that belongs to position 0.
         hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
         rate: Probability of dropout.
         gain: Gain of the norm, [dim].
@@ -178,11 +178,11 @@ def embedding_norm_backward(
     grad_out: Tensor, tables: tuple[Tensor, Tensor, Tensor], token_ids: Tensor, position_ids: Tensor, segments: Tensor,
     offset: int, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `embedding_norm`; arguments as there, `grad_out` [tokens, dim].
+    """Compute the gradients of `embedding_norm`; the arguments are its own, and `grad_out` [tokens, dim].
 
     Returns:
-        The gradient of the sum of the lookups, float32 [tokens, dim]; those of gain, shift and segment table, float32
-        [2 + segments, dim].
+        The gradient of the sum of the lookups, float32 [tokens, dim]; the gradients of gain, shift and segment table,
+        float32 [2 + segments, dim].
     """
     grad_out = grad_out.contiguous()
     tokens, dim = grad_out.shape
@@ -212,7 +212,7 @@ def word_norm(
     words: Tensor, token_ids: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Return `dropout(layer_norm(word))` without a shift; arguments and result as in `embedding_norm`."""
+    """Return `dropout(layer_norm(word))`, without a shift; arguments and result are as in `embedding_norm`."""
     tokens = len(token_ids)
     out = torch.empty(tokens, len(gain), dtype=dtype, device=token_ids.device)
     row_hashes = token_ids if hashes is None else hashes.contiguous()

@@ -1,7 +1,8 @@
-"""Attention of each row's first token alone, over states instead of keys and values, in Triton.
+"""Attention from the first token of each row alone, over states instead of keys and values, in Triton.
 
-`ranker.encoders.layer.first_token_attention` explains why the other tokens need no keys and values. Weights are applied
-to queries and means, which costs as much for a row as keys and values cost for a token. The key bias changes nothing.
+`ranker.encoders.layer.first_token_attention` explains why the other tokens need no keys and values. The weights
+multiply the queries and the averages instead. For a row this costs as much as the keys and values of a single token.
+The key bias has no effect.
 
 Each Triton program works on one row: on a block of its tokens, or on a block of columns of its states.
 """
@@ -19,9 +20,9 @@ from torch.library import triton_op, wrap_triton
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E
 
-# launches: measured on an H200, see docs/performance.md
-TOKENS = {"TOKENS": BLOCK, "DIMS": 64, "num_warps": 4}  # one program per block of tokens
-MIX = {"TOKENS": 64, "DIMS": 128, "num_warps": 4}  # one program per row and block of columns
+# launch settings, measured on an H200, see docs/performance.md
+TOKENS = {"TOKENS": BLOCK, "DIMS": 64, "num_warps": 4}  # for one program per block of tokens
+MIX = {"TOKENS": 64, "DIMS": 128, "num_warps": 4}  # for one program per row and block of columns
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -29,7 +30,7 @@ def _logits(
     x, queries, logits, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the base-2 logits of a block of tokens of the first `rows` rows, [TOKENS, HEADS]; -inf past the keys."""
+    """Compute base-2 logits [TOKENS, HEADS] of a block of tokens, in the first `rows` rows; -inf for other tokens."""
     row = tl.load(blocks + tl.program_id(0) * 2)
     if (row >= 0) & (row < rows):
         start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -61,9 +62,9 @@ def _mix(
     weights, x, out, sums, cu_seqlens, cu_keys, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
     SOFTMAX: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """Sum a row's states with weights [tokens, HEADS], for a block of columns.
+    """Sum a row's states, each multiplied by its weights [tokens, HEADS], for a block of columns.
 
-    SOFTMAX: `weights` are base-2 logits.
+    With SOFTMAX, `weights` are base-2 logits, and their softmax is used.
     """
     row = tl.program_id(0)
     start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -83,7 +84,7 @@ def _mix(
             running_max = new_max
         running_max = tl.where(
             running_sum > 0, running_max + tl.log2(running_sum), float("inf")
-        )  # a row without keys has weights 0
+        )  # the weights of a row without keys are 0
         if tl.program_id(1) == 0:
             tl.store(sums + row * HEADS + heads, running_max, mask=heads < HEADS)
     mixed = tl.zeros([WIDTH, DIMS], tl.float32)
@@ -110,9 +111,9 @@ def _tokens_backward(
     grad_out, means, logits, sums, x, queries, slopes, grad, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a block of tokens: of their states, and of their logits [TOKENS, HEADS].
+    """Compute the gradients of a block of tokens, with respect to states and to logits [TOKENS, HEADS].
 
-    Rows past the first `rows` get zeros.
+    Rows after the first `rows` get zeros.
     """
     row = tl.load(blocks + tl.program_id(0) * 2)
     if row >= 0:
@@ -165,22 +166,22 @@ def _shape(queries: Tensor) -> dict[str, int]:
 def first_attention(
     x: Tensor, queries: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Average each row's states with the attention weights of one query per row and head.
+    """Average the states of each row with the attention weights of one query per row and head.
 
     Args:
         x: bf16 or fp16 [tokens, dim]; every token belongs to a row.
         queries: Each row's queries, multiplied by the key weights, [rows, heads, dim].
         cu_seqlens: Cumulative row lengths, int32 [at least rows + 1]; only the first `rows` rows attend.
-        cu_keys: Cumulative counts of attended tokens, which are the first of each row; shape as `cu_seqlens`.
+        cu_keys: Cumulative numbers of attended tokens, which are the first of each row; same shape as `cu_seqlens`.
         blocks: See `ranker.encoders.kernels.short_attention.attend`.
 
     Returns:
-        Means, float32 [rows, heads, dim], 0 for a row without attended tokens; base-2 logits, float32 [tokens, heads];
-        base-2 logarithms of the softmax's sums, float32 [rows, heads].
+        Averages, float32 [rows, heads, dim], 0 for a row without attended tokens; base-2 logits, float32 [tokens,
+        heads]; base-2 logarithms of the softmax's sums, float32 [rows, heads].
     """
     x, queries = x.contiguous(), queries.contiguous()
     rows, heads, dim = queries.shape
-    # float32, because the backward pass subtracts numbers that are computed from them
+    # in float32, because the backward pass subtracts similar numbers that are computed from it
     out = torch.empty(rows, heads, dim, dtype=torch.float32, device=x.device)
     logits = torch.empty(x.shape[0], heads, dtype=torch.float32, device=x.device)
     sums = torch.empty(rows, heads, dtype=torch.float32, device=x.device)

@@ -1,6 +1,6 @@
-"""GELU times a gate, with dropout, in one Triton kernel, forward and backward (GeGLU; Shazeer, 2020, arXiv:2002.05202).
+"""GELU times a gate, with dropout, in one Triton kernel with its backward pass (GeGLU; Shazeer, arXiv:2002.05202).
 
-The backward pass computes GELU again, so only the linear layer's output is stored for it.
+The backward pass computes GELU again, so only the linear layer's output has to be stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _forward(
     x, hashes, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DROP: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens and COLUMNS values."""
+    """Compute ROWS tokens and COLUMNS columns."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (rows < tokens)[:, None] & (columns < DIM)[None, :]
@@ -46,7 +46,7 @@ def _backward(
     DROP: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens and COLUMNS values of both halves."""
+    """Compute ROWS tokens and COLUMNS columns of both halves, inner values and gates."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (rows < tokens)[:, None] & (columns < DIM)[None, :]
@@ -99,7 +99,7 @@ def gated_gelu(x: Tensor, hashes: Tensor | None, rate: float) -> Tensor:
 
 
 def gated_gelu_backward(grad_out: Tensor, x: Tensor, hashes: Tensor | None, rate: float) -> Tensor:
-    """Return the gradient of `gated_gelu`, [tokens, 2 * dim]; arguments as there, `grad_out` [tokens, dim]."""
+    """Return the gradient of `gated_gelu`, [tokens, 2 * dim], from its arguments and `grad_out` [tokens, dim]."""
     grad_out, x = grad_out.contiguous(), x.contiguous()
     tokens, dim = grad_out.shape
     grad = torch.empty_like(x)

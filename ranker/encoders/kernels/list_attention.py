@@ -1,9 +1,9 @@
-"""List attention for short rows in Triton: a token attends to its row and to the first token of each other row.
+"""List attention for short rows in Triton: a token attends to its own row and to the first token of each other row.
 
-`short_attention` computes the attention within rows. The kernels here continue its softmax sums with the first tokens
-of the list's other rows. The backward pass uses the sums and the output over all keys, so that each part of the softmax
-can be differentiated alone (Dao et al., 2022, arXiv:2205.14135). All rows of a list contribute to the gradient of a
-first token; these contributions are summed in a fixed order.
+`short_attention` computes the attention within rows. The kernels here add the first tokens of the list's other rows to
+its softmax sums and outputs. The backward pass uses the sums and outputs over all keys, so each part of the softmax can
+be differentiated separately (Dao et al., 2022, arXiv:2205.14135). All rows of a list contribute to the gradient of a
+first token; the contributions are summed in a fixed order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E, attend, attend_backward
 from ranker.encoders.kernels.sums import column_sums
 
-KEYS = 32  # number of first tokens that a program reads at a time
-SPLITS = 8  # number of programs that divide the queries of a list to compute the gradient of its first tokens
+KEYS = 32  # number of first tokens that a Triton program reads at a time
+SPLITS = 8  # number of Triton programs that share the queries of a list to compute the gradient of its first tokens
 LAUNCH = {"SIZE": BLOCK, "KEYS": KEYS, "num_warps": 4, "num_stages": 2}
 
 
 class ListTensors(NamedTuple):
-    """Which rows form a list.
+    """The rows of each list.
 
     Args:
-        first_rows: Number of the first row of each row's list, int32 [rows].
-        end_rows: Number of the row after the list's last one, int32 [rows].
+        first_rows: For each row, the index of the first row of its list, int32 [rows].
+        end_rows: For each row, the index after the last row of its list, int32 [rows].
         token_rows: Row of each token, int32 [tokens].
-        key_blocks: Blocks of up to `KEYS` rows of one list: the list's first row (-1: unused), and the number of the
-            block's first row in the list, int32 [blocks, 2].
+        key_blocks: Blocks of up to `KEYS` rows of one list, int32 [blocks, 2]: the index of the list's first row (-1:
+            the block is unused), and how many rows of the list come before the block.
     """
 
     first_rows: Tensor
@@ -42,7 +42,7 @@ class ListTensors(NamedTuple):
 
 
 def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> ListTensors:
-    """Return which rows form a list, computed on the device. Rows after the last list are lists of one row each.
+    """Return the rows of each list, computed on the device. Rows after the last list form lists of one row each.
 
     Args:
         lists: Number of rows of each list, int64 [lists].
@@ -67,7 +67,7 @@ def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> ListT
 
 @triton.jit
 def _first_keys(qkv, cu_seqlens, rows, is_row, head, kind, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """Load keys (kind 1) or values (2) of the first tokens of rows, [rows, DIM]; 0 where `is_row` is False."""
+    """Load the keys (kind 1) or values (kind 2) of rows' first tokens, [rows, DIM]; 0 where `is_row` is False."""
     tokens = tl.load(cu_seqlens + rows, mask=is_row, other=0).to(tl.int64)
     pointers = qkv + tokens[:, None] * (3 * HEADS * DIM) + (kind * HEADS + head) * DIM + tl.arange(0, DIM)[None, :]
     return tl.load(pointers, mask=is_row[:, None], other=0.0)
@@ -78,7 +78,7 @@ def _others(
     qkv, out, sums, cu_seqlens, blocks, first_rows, end_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the first tokens of the other rows to `out` and `sums` of a block of queries and one head."""
+    """Add the first tokens of the other rows to `out` and `sums`, for a block of queries and one head."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
     if row >= 0:
         first, end = tl.load(first_rows + row), tl.load(end_rows + row)
@@ -117,10 +117,10 @@ def _queries_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SUMS: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of the other rows' first tokens to the gradients of a block of queries and one head.
+    """Add the part of the other rows' first tokens to the gradients of a block of queries and one head.
 
-    The kernel also writes two arrays: `means`, [HEADS, tokens], the inner product of each output with its gradient,
-    which `_keys_backward` reads; and `parts`, [blocks, HEADS * DIM], the sums of the contributions.
+    The kernel also writes two arrays. `means`, [HEADS, tokens], has the inner product of each output with its gradient,
+    which `_keys_backward` reads. `parts`, [blocks, HEADS * DIM], has the sums of the added gradients.
     """
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(blocks + number * 2)
@@ -166,9 +166,9 @@ def _keys_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of the keys and values of up to KEYS first tokens over some of the list's queries.
+    """Sum the gradients of keys and values of up to KEYS first tokens, over a part of the list's queries.
 
-    The results are in `partial`, float32 [SPLITS, rows, 2, HEADS, DIM].
+    The results are written to `partial`, float32 [SPLITS, rows, 2, HEADS, DIM].
     """
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(1)
@@ -209,7 +209,7 @@ def _add_to_first(
     partial, grad, parts, cu_seqlens, first_rows, end_rows, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
     SUMS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Add the sums of `_keys_backward` to the gradients of a row's first token, keys and values of one head."""
+    """Add the sums of `_keys_backward` to the gradients of one row's first token (its key and value of one head)."""
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     dims = tl.arange(0, DIM)
     is_shared = tl.load(end_rows + row) > tl.load(first_rows + row) + 1
@@ -229,7 +229,7 @@ def _add_to_first(
 def attend_lists(
     qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, *lists: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attend within lists; arguments and results as in `short_attention.attend`, `lists` are `ListTensors`."""
+    """Compute attention within lists; `lists` are `ListTensors`, all else is as in `short_attention.attend`."""
     out, sums = attend(qkv, cu_seqlens, cu_keys, blocks)
     tokens, _, heads, dim = qkv.shape
     of = ListTensors(*lists)
@@ -245,13 +245,13 @@ def attend_lists_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,
     *lists: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `attend_lists`; arguments and results as in `short_attention.attend_backward`."""
+    """Compute the gradients of `attend_lists`; arguments and results are as in `short_attention.attend_backward`."""
     tokens, _, heads, dim = qkv.shape
     rows, of = cu_seqlens.shape[0] - 1, ListTensors(*lists)
     grad_out = grad_out.contiguous()
     grad, bias = attend_backward(grad_out, qkv, out, sums, cu_seqlens, cu_keys, blocks, whole=False)
     means, width = torch.empty_like(sums), 3 * heads * dim
-    # one row for each block of queries (keys and values stay 0), and one for each input row (queries stay 0)
+    # a row for each block of queries (whose keys and values stay 0), then one for each row (whose queries stay 0)
     parts = torch.zeros(blocks.shape[0] + rows, width, dtype=torch.float32, device=qkv.device)
     partial = torch.empty(SPLITS, rows, 2, heads, dim, dtype=torch.float32, device=qkv.device)
     constants: dict[str, Any] = {"HEADS": heads, "DIM": dim}

@@ -1,8 +1,8 @@
-"""Bias, dropout, residual sum and layer norm in one Triton kernel, forward and backward.
+"""Bias, dropout, residual sum and layer norm in one Triton kernel, with its backward pass.
 
-A post-norm layer does this twice. The forward pass stores only its inputs: the backward pass recomputes sums, norms
-and masks from two tensors of the layer's size. In the same pass it sums the gradients of bias, gain and shift over its
-rows, which would otherwise need another read of everything.
+A post-norm layer runs this operation twice. Only the inputs are stored: the backward pass recomputes sums, norms and
+masks from two tensors of the layer's size. It also sums the gradients of bias, gain and shift over the tokens that it
+reads, so these need no second pass over the data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.encoders.kernels.hashed import PROGRAMS, kept
 from ranker.encoders.kernels.sums import column_sums
 
-# launches for states of up to 1,024 values: measured on an H200, see docs/performance.md
+# launch settings for states of up to 1,024 values, measured on an H200, see docs/performance.md
 FORWARD = {"ROWS": 1, "num_warps": 1}
 BACKWARD = {"ROWS": 1, "num_warps": 1}
 
@@ -57,7 +57,7 @@ def _backward(
 ):  # fmt: skip
     """Compute `blocks` times ROWS tokens, and this program's part of the sums over tokens.
 
-    The sums are [3, DIM]: the gradients of bias, gain and shift.
+    The sums, [3, DIM], are the gradients of bias, gain and shift.
     """
     columns = tl.arange(0, WIDTH)
     in_dim = columns < DIM
@@ -156,18 +156,18 @@ def residual_norm_backward(
     gain: Tensor,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of `residual_norm`; arguments as there, `grad_out` [tokens, dim].
+    """Compute the gradients of `residual_norm`; the arguments are its own, and `grad_out` [tokens, dim].
 
     Returns:
-        d/d(bias, gain, shift), float32 [3, dim]; d/d(residual) and d/d(x), [tokens, dim], which are the same tensor
-        without dropout.
+        d/d(bias, gain, shift), float32 [3, dim]; d/d(residual) and d/d(x), [tokens, dim]. Without dropout, the last two
+        are the same tensor.
     """
     grad_out, x, residual = grad_out.contiguous(), x.contiguous(), residual.contiguous()
     tokens, dim = x.shape
     grad_residual = torch.empty_like(residual)
     grad_x = grad_residual if hashes is None else torch.empty_like(x)
     sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
-    row_hashes = x if hashes is None else hashes.contiguous()  # not read without dropout
+    row_hashes = x if hashes is None else hashes.contiguous()  # without dropout, the hashes are not read
     with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
         _backward[(PROGRAMS,)](
             grad_out,

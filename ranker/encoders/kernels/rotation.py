@@ -1,4 +1,4 @@
-"""Rotation of queries and keys by their positions (RoPE; Su et al., 2021, arXiv:2104.09864) in one Triton kernel."""
+"""Rotate queries and keys by their positions (RoPE; Su et al., 2021, arXiv:2104.09864) in one Triton kernel."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LAUNCH = {"ROWS": 64, "num_warps": 4}  # heads of tokens; measured on an H200, see docs/performance.md
+LAUNCH = {"ROWS": 64, "num_warps": 4}  # ROWS counts pairs of token and head; measured on an H200, docs/performance.md
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _rotate(
     qkv, cos, sin, position_ids, rows, SIGN: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Rotate ROWS heads; a token has 2 * HEADS, first those of its query, then those of its key."""
+    """Rotate ROWS heads. A token has 2 * HEADS heads: first those of its query, then those of its key."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = row // (2 * HEADS), row % (2 * HEADS)
     dims = tl.arange(0, HALF)
@@ -35,9 +35,10 @@ def rotate_(qkv: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, back: b
     Args:
         qkv: Queries, keys and values, bf16 or fp16 [tokens, 3, heads, dim], contiguous.
         cos: Cosines of the angles, float32 [positions, dim / 2], contiguous.
-        sin: Sines, the same shape.
+        sin: Sines of the angles, float32 [positions, dim / 2], contiguous.
         position_ids: Position of each token, int64 [tokens].
-        back: Rotate by the negative angles; this turns a gradient of rotated values into that of the values.
+        back: Whether to rotate by the negative angles, which turns gradients of rotated values into gradients of the
+            values.
 
     Returns:
         `qkv`

@@ -1,14 +1,14 @@
-"""Attention within short ragged rows, forward and backward, in Triton.
+"""Attention within short ragged rows in Triton, with its backward pass.
 
-The kernels of libraries are built for long sequences: pairs of 86 tokens fill only a part of their tiles, and the
-backward pass reads everything three times. Here, with head sizes of up to 64:
+The kernels of libraries are built for long sequences. Pairs of 86 tokens fill only a part of their tiles, and their
+backward pass reads everything three times. The kernels here are for head sizes of up to 64:
 
-- a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
-  the states and the logarithms of the softmax sums;
-- other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). In their backward
-  pass each block is taken as queries in one kernel, and as keys and values in another.
+- A row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
+  the states and the logarithms of the softmax sums.
+- Longer rows are cut into blocks of 64 tokens, with a running softmax (Dao et al., 2022, arXiv:2205.14135). In the
+  backward pass, one kernel computes the gradients of a block's queries, and another those of its keys and values.
 
-Queries, keys and values are one packed tensor, so one matrix product computes them and there is one gradient. The
+Queries, keys and values are one packed tensor, so one matrix product computes them, and they have one gradient. The
 gradient of their bias is summed in the same pass.
 """
 
@@ -26,23 +26,23 @@ from torch.library import triton_op, wrap_triton
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.sums import column_sums
 
-MAX_LENGTH = 512  # longer rows work, but torch's kernel is faster for them
+MAX_LENGTH = 512  # longer rows work, but torch's kernel is then faster
 HEAD_SIZES = (16, 32, 64, 128)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _is_near(i, j, num_keys, WINDOW: tl.constexpr):
-    """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
+    """Return whether queries at positions `i` attend to keys at positions `j`. A negative WINDOW means no limit."""
     if WINDOW >= 0:
         return (j < num_keys) & (i - j <= WINDOW) & (j - i <= WINDOW)
-    else:  # noqa: RET505 - Triton compiles both returns without it
+    else:  # noqa: RET505 - without this branch, Triton compiles both returns
         return j < num_keys
 
 
 @triton.jit
 def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
-    """Return the first position, a multiple of SIZE, of the blocks that are near a block that starts at `begin`."""
+    """Return the start (a multiple of SIZE) of the first block within the window of a block that starts at `begin`."""
     if WINDOW >= 0:
         return tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
     else:  # noqa: RET505
@@ -51,7 +51,7 @@ def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _end(end, length, WINDOW: tl.constexpr):
-    """Return the end of the positions that are near a block that ends at `end`."""
+    """Return the end of the positions that are within the window of a block that ends at `end`."""
     if WINDOW >= 0:
         return tl.minimum(end + WINDOW, length)
     else:  # noqa: RET505
@@ -63,7 +63,7 @@ def _attend(
     qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one head of a block of queries."""
+    """Compute attention of a block of queries, for one head."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -85,7 +85,7 @@ def _attend(
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
             logits = tl.where(_is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
-            if WINDOW >= 0:  # noqa: SIM108 - decided when it is compiled; no key of this block may be near a query
+            if WINDOW >= 0:  # noqa: SIM108 - decided at compile time; a query may have no key in this block
                 safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
             else:
                 safe_max = new_max
@@ -94,7 +94,7 @@ def _attend(
             running_sum = running_sum * rescale + tl.sum(weights, 1)
             mixed = mixed * rescale[:, None] + tl.dot(weights.to(value.dtype), value)
             running_max = new_max
-        if WINDOW >= 0:  # a query without keys has weights 0
+        if WINDOW >= 0:  # the weights of a query without keys are 0
             running_max = tl.where(running_sum > 0, running_max, float("inf"))
             running_sum = tl.where(running_sum > 0, running_sum, 1.0)
         out_pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
@@ -106,9 +106,9 @@ def _attend(
 def _store_gradient(
     pointers, grad, in_row, positions, cos, sin, SIZE: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr
 ):
-    """Store gradients of queries or keys, [SIZE, DIM], at pointers [SIZE, 1] to the first value of each.
+    """Store gradients of queries or keys, [SIZE, DIM]; each pointer [SIZE, 1] is to the first value of a gradient.
 
-    ROTARY: they are gradients of rotated values (`rotation.rotate_`), so they are turned back by their positions.
+    With ROTARY, they are gradients of rotated values (`rotation.rotate_`), and are rotated back by their positions.
     """
     if ROTARY:
         half = tl.arange(0, DIM // 2)
@@ -130,9 +130,9 @@ def _tile_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
     SUMS: tl.constexpr, WHOLE: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
+    """Compute all gradients of one row and head as one tile, if the row has more than SHORTEST and at most SIZE tokens.
 
-    `out` is read only if the tile's keys are not the WHOLE softmax.
+    `out` is read only if the softmax has further keys outside of the tile (WHOLE is false).
     """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -182,9 +182,9 @@ def _queries_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
     SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a block of queries and one head, in a row of more than SHORTEST tokens.
+    """Compute the gradients of a block of queries, for one head, in a row of more than SHORTEST tokens.
 
-    The kernel also writes `means`, [HEADS, tokens], the inner product of each output with its gradient, which
+    The kernel also writes `means`, [HEADS, tokens]: the inner product of each output with its gradient, which
     `_pairs_backward` reads.
     """
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
@@ -223,7 +223,7 @@ def _queries_backward(
             pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
             _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
             summed += tl.sum(grad_query, 0)
-            if SUMS:  # noqa: SIM102 - decided when it is compiled
+            if SUMS:  # noqa: SIM102 - decided at compile time
                 if begin == 0:  # the sums of a long row are in the parts of its blocks
                     row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
                     for kind in tl.static_range(3):
@@ -238,7 +238,7 @@ def _pairs_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
     SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a block of keys, their values and one head, in a row of more than SHORTEST tokens.
+    """Compute the gradients of a block of keys and their values, for one head, in a row of more than SHORTEST tokens.
 
     `out` is not read.
     """
@@ -269,7 +269,7 @@ def _pairs_backward(
                 upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
                 log_sum = tl.load(sums + totals + i, mask=i < length, other=float("inf"))
                 mean = tl.load(means + totals + i, mask=i < length, other=0.0)
-                # keys as rows, queries as columns, so that two of the products need no transposed weights
+                # rows are keys and columns are queries, so two of the products need no transposed weights
                 near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
                 logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
                 weights = tl.exp2(logits - log_sum[None, :])
@@ -288,7 +288,7 @@ def _pairs_backward(
         tl.store(summed + 2 * HEADS * DIM, value_sum)
 
 
-# launches: measured on an H200, see docs/performance.md
+# launch settings, measured on an H200, see docs/performance.md
 FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
@@ -297,15 +297,15 @@ KEY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 2, "num_warps": 4}
 
 
 def backward_launches(dim: int) -> list[tuple[Any, dict[str, int]]]:
-    """Return the kernels of the backward pass of short rows, with settings, in order of the lengths that they process.
+    """Return the kernels of the backward pass with their settings, ordered by the row lengths that they process.
 
-    Each processes the rows that are longer than those of the one before.
+    Each kernel processes the rows that are too long for the kernels before it.
 
     Args:
         dim: Size of a head.
     """
     launches: list[tuple[Any, dict[str, int]]] = [(_tile_backward, {"SHORTEST": -1, **SMALL_TILE})]
-    if dim <= 64:  # larger tiles do not fit with a head size of 128
+    if dim <= 64:  # with a head size of 128, larger tiles do not fit
         launches.append((_tile_backward, {"SHORTEST": launches[-1][1]["SIZE"], **LARGE_TILE}))
     return launches
 
@@ -314,17 +314,17 @@ def attend(
     qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel,
     window: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attend within each row.
+    """Compute attention within each row.
 
     Args:
         qkv: Queries, keys and values, bf16 or fp16 [tokens, 3, heads, dim], contiguous; every token belongs to a row.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        cu_keys: Cumulative counts of attended tokens, which are the first of each row, int32 [rows + 1].
-        blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
-            (`RaggedLayout.blocks`).
+        cu_keys: Cumulative numbers of attended tokens, which are the first of each row, int32 [rows + 1].
+        blocks: Row, and position of the first token, of each block of `BLOCK` tokens, int32 [blocks, 2]; the row is -1
+            if a block is unused (`RaggedLayout.blocks`).
         wrap: Wrapper of the kernel; `wrap_triton` if it is traced.
-        window: Largest distance between a token and those that it attends to; None: no limit. A token that attends to
-            none gets zeros.
+        window: Largest distance between a token and a token that it attends to; None: no limit. A token that attends
+            to no token gets zeros.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -346,16 +346,16 @@ def attend_backward(
     blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
     angles: tuple[Tensor, Tensor] | None = None, whole: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
+    """Compute the gradients of `attend`. The arguments are its own, its results `out` and `sums`, and `grad_out`.
 
-    With `angles` (cosines and sines as in `rotation.rotate_`, float32 [at least the longest row's length, dim / 2]),
-    queries and keys were rotated by that function, and the gradients are those of the values before the rotation.
-    Without `whole`, `out` and `sums` are those of a softmax with further keys, and the gradients are the part of the
-    row's own keys.
+    If `angles` is given, queries and keys were rotated by `rotation.rotate_`, and the gradients are those of the values
+    before the rotation. `angles` are the cosines and sines, float32 [at least the longest row's length, dim / 2]. If
+    `whole` is false, `out` and `sums` are those of a softmax with further keys, and the gradients are only the part
+    that comes from the row's own keys.
 
     Returns:
         d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],
-        empty if not `bias`.
+        which is empty if `bias` is false.
     """
     tokens, _, heads, dim = qkv.shape
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
@@ -370,7 +370,7 @@ def attend_backward(
     block_tensors = (grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, *turns)
     launches = backward_launches(dim)
     longest = {"SHORTEST": launches[-1][1]["SIZE"]}
-    # programs of rows outside a launch's range of lengths end at once
+    # a program ends at once if its row's length is outside of the launch's range
     with torch.cuda.device_of(qkv):
         for kernel, settings in launches:
             wrap(kernel)[(rows * heads,)](*tensors, tokens, WHOLE=whole, **constants, **settings)
@@ -381,7 +381,7 @@ def attend_backward(
 
 @triton_op("ranker::short_attention", mutates_args=())
 def short_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Run `attend` with gradients, also in compiled code; arguments and results as there."""
+    """Run `attend` with gradients, also in compiled code; arguments and results are the same."""
     return attend(qkv, cu_seqlens, cu_keys, blocks, wrap_triton)
 
 
@@ -398,7 +398,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(qkv, *output, *boundaries)
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001 - sums have no gradient
+def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001 - the sums have no gradient
     return short_attention_backward(grad_out, *ctx.saved_tensors), None, None, None
 
 

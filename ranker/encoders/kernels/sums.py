@@ -1,4 +1,4 @@
-"""Deterministic column sums: a Triton program sums few columns, so there are enough programs to fill the GPU."""
+"""Deterministic column sums. Each Triton program sums few columns, so there are enough programs to fill the GPU."""
 
 from __future__ import annotations
 

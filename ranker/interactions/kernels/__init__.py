@@ -1,1 +1,1 @@
-"""Triton kernels of interactions between vectors; `ranker.interactions` has the same functions in torch."""
+"""Triton kernels of MaxSim and term weights; `ranker.interactions` computes the same with torch's operations."""

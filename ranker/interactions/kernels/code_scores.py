@@ -1,7 +1,7 @@
-"""MaxSim of quantized similarities in Triton: docs are lists of centroids, a table has each centroid's similarities.
+"""MaxSim in Triton for docs whose vectors are replaced by centroids: a table has each centroid's similarities.
 
-A table of one byte per token and centroid stays in the GPU's caches, so all docs of a collection are scored without an
-inverted list (compare the centroid interaction of PLAID; Santhanam et al., 2022, arXiv:2205.09707).
+A table of one byte per query token and centroid stays in the GPU's caches. So all docs of a collection are scored
+without an inverted list (compare the centroid interaction of PLAID; Santhanam et al., 2022, arXiv:2205.09707).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CELLS = 2048  # table cells that a program reads at a time
-DOCS = 8  # docs per program
+CELLS = 2048  # table cells that a Triton program reads at a time
+DOCS = 8  # docs that a Triton program scores
 LAUNCH = {"num_warps": 1}
 
 
@@ -21,7 +21,7 @@ def _code_scores(
     table, codes, starts, scores, num_docs, num_centroids,
     DOCS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Score DOCS docs for a query. Sums of integers do not depend on the order."""
+    """Score DOCS docs for a query. Sums of integers are exact, so their order does not matter."""
     query = tl.program_id(1).to(tl.int64)
     own_table = table + query * num_centroids * TOKENS
     tokens = tl.arange(0, TOKENS)
@@ -41,13 +41,13 @@ def _code_scores(
 
 
 def code_scores(table: Tensor, codes: Tensor, starts: Tensor) -> Tensor:
-    """Return the sum of each query's highest table values with each doc, int32 [queries, docs].
+    """Return MaxSim from the table: for each query token the highest value in a doc, summed, int32 [queries, docs].
 
     Args:
-        table: Similarity of each centroid with each token, uint8 [queries, centroids, tokens]; tokens a power of two;
-            a missing token has zeros.
-        codes: Number of the centroid of each vector, int32 [vectors].
-        starts: Index of each doc's first vector, then the number of all vectors, int64 [docs + 1].
+        table: Similarity of each centroid with each query token, uint8 [queries, centroids, tokens]. The number of
+            tokens is a power of two; a missing token has zeros.
+        codes: Index of each vector's centroid, int32 [vectors].
+        starts: Index of each doc's first vector, and at the end the number of all vectors, int64 [docs + 1].
     """
     (num_queries, num_centroids, tokens), num_docs = table.shape, len(starts) - 1
     scores = torch.zeros(num_queries, num_docs, dtype=torch.int32, device=table.device)

@@ -1,7 +1,7 @@
 """MaxSim of ragged texts in Triton, forward and backward, without writing similarities to the GPU's memory.
 
-The forward pass stores the index of each maximum. In the backward pass, each program sums the gradient of its own
-vectors over the pairs in a fixed order, so that equal inputs give bit-identical gradients.
+The forward pass stores the index of each maximum. In the backward pass, each Triton program computes the gradient of
+some vectors, as a sum over pairs in a fixed order, so equal inputs give bit-identical gradients.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.autograd.function import once_differentiable
 
 from ranker.interactions.maxsim_pairs import Pairs
 
-DOC_ROWS = 64  # doc vectors that a program compares at a time
-QUERY_ROWS = 64  # largest number of query vectors that it compares at a time
+DOC_ROWS = 64  # doc vectors that a Triton program compares at a time
+QUERY_ROWS = 64  # largest number of query vectors that a Triton program compares at a time
 FORWARD = {"num_warps": 4, "num_stages": 3}
 BACKWARD = {"num_warps": 4, "num_stages": 2}
-SIZES = ["num_queries", "num_docs", "width"]  # arguments for whose values Triton compiles no kernel of their own
+SIZES = ["num_queries", "num_docs", "width"]  # arguments whose values Triton does not compile into a kernel
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -29,7 +29,7 @@ def _forward(
     DIM: tl.constexpr, COLUMNS: tl.constexpr, QUERY_ROWS: tl.constexpr, DOC_ROWS: tl.constexpr,
     PRECISION: tl.constexpr, EVERY: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the MaxSim of a pair. EVERY: pairs of all queries and docs; neighbouring programs share the doc."""
+    """Compute the MaxSim of a pair. With EVERY, all pairs of queries and docs; neighbouring programs read one doc."""
     number = tl.program_id(0)
     if EVERY:
         query = (number % num_queries).to(tl.int64)
@@ -64,7 +64,7 @@ def _forward(
             similarities = tl.where(inside[None, :], similarities, float("-inf"))
             highest = tl.max(similarities, 1)
             if SAVE:
-                # the first of several equal maxima
+                # the index of the first of several equal maxima
                 own = tl.min(tl.where(similarities == highest[:, None], rows[None, :], 2147483647), 1)
                 place = tl.where(highest > best, own, place)
             best = tl.maximum(best, highest)
@@ -149,7 +149,7 @@ def _docs_backward(
 
 
 def _constants(pairs: Pairs, dim: int) -> dict[str, Any]:
-    """Return the kernels' constants; the numbers of vectors are estimated from their means, without a wait."""
+    """Return the kernels' constants. The longest query, if unknown, is estimated by the mean, so nobody waits."""
     mean = -(-len(pairs.queries.values) // max(1, pairs.queries.num_texts))
     rows = min(QUERY_ROWS, max(16, triton.next_power_of_2(pairs.queries.longest or mean)))
     every = pairs.chosen is None
@@ -157,7 +157,7 @@ def _constants(pairs: Pairs, dim: int) -> dict[str, Any]:
 
 
 def _scores(queries: Tensor, docs: Tensor, pairs: Pairs, places: Tensor | None) -> Tensor:
-    """Return the scores, float32 [pairs], and fill `places`, for which see `_MaxSim`; None: they are not stored."""
+    """Return the scores, float32 [pairs], and fill `places` (see `_MaxSim`); None: the places are not stored."""
     if not len(queries):
         return torch.zeros(pairs.count, device=queries.device)
     scores = torch.empty(pairs.count, device=queries.device)
@@ -173,7 +173,7 @@ def _scores(queries: Tensor, docs: Tensor, pairs: Pairs, places: Tensor | None) 
 
 
 class _MaxSim(torch.autograd.Function):
-    """Stores the place of each maximum in its doc: [pairs, longest query], or [docs, query vectors] of all pairs."""
+    """Store the index of each maximum in its doc: [pairs, longest query], or [docs, query vectors] for all pairs."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, docs: Tensor, pairs: Pairs) -> Tensor:
@@ -214,9 +214,10 @@ class _MaxSim(torch.autograd.Function):
 
 
 def _precision(values: Tensor) -> str:
-    """Return Triton's precision for products: float32 as three TF32 products, which are as exact as float32.
+    """Return the name of Triton's precision for products.
 
-    Products of 16-bit numbers are those of the tensor cores, with sums in float32.
+    A product in float32 is computed as three TF32 products, which are as exact as float32. Products of 16-bit values
+    run on the tensor cores and are summed in float32.
     """
     return "tf32x3" if values.dtype == torch.float32 else "ieee"
 
@@ -228,9 +229,9 @@ def maxsim(queries: Tensor, docs: Tensor, pairs: Pairs) -> Tensor:
 
     Args:
         queries: Vectors of all queries, float32, bfloat16 or float16 [vectors, dim].
-        docs: Vectors of all docs; if they have another type, they are converted to that of the queries block by block
-            [vectors, dim].
-        pairs: The pairs, and the vectors of each text; each doc of a pair must have a vector.
+        docs: Vectors of all docs [vectors, dim]. If their type differs from that of the queries, they are converted to
+            it block by block.
+        pairs: The pairs, and the vectors of each text; each doc of a pair must have at least one vector.
     """
     queries, docs = queries.contiguous(), docs.contiguous()
     if torch.is_grad_enabled() and (queries.requires_grad or docs.requires_grad):

@@ -1,6 +1,6 @@
-"""Term weights in Triton: a product with the output matrix, pooled over the tokens of each row as it is computed.
+"""Term weights in Triton: the product with the output matrix is pooled over the tokens of each row while computed.
 
-A Triton program computes some words of one row. It keeps the logits of a block of tokens in registers, and never writes
+A Triton program computes some words of one row. It keeps the logits of a block of tokens in registers and never writes
 logits to the GPU's memory. The backward pass of the maxima sums in a fixed order, so equal inputs give bit-identical
 gradients.
 """
@@ -19,7 +19,7 @@ from ranker.types import TokenBatch
 WARPS, STAGES = 8, 3  # launch settings of all kernels except `_matrix_backward`
 INPUTS = {"WORDS": 64, "num_warps": WARPS, "num_stages": STAGES}
 MATRIX = {"WORDS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 2}
-FEWEST = 16  # smallest number of tokens or dims in a product; the dim must be a multiple of it
+FEWEST = 16  # least number of tokens or dims in a product; dim must be a multiple of FEWEST
 
 
 @triton.jit
@@ -28,12 +28,12 @@ def _pool(
     TOKENS: tl.constexpr, DIMS: tl.constexpr, SUM: tl.constexpr, LOGARITHMS: tl.constexpr, BIAS: tl.constexpr,
     SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Pool WORDS words of a row: largest logits and, with SAVE, their tokens; with SUM, sums of activated logits."""
+    """Pool WORDS words of a row. SUM: sums of activated logits; else largest logits, with SAVE also their tokens."""
     row = tl.program_id(0).to(tl.int64)
     start, end = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     dims = tl.arange(0, DIMS)
-    # rows past the end repeat the last, which changes no maximum
+    # rows past the end of the matrix repeat its last row, which changes no maximum
     matrix_rows = matrix + tl.minimum(word, words - 1).to(tl.int64)[:, None] * DIM + dims[None, :]
     offset = tl.zeros([WORDS], tl.float32)
     if BIAS:
@@ -55,7 +55,7 @@ def _pool(
         else:
             highest = tl.max(logits, 1)
             if SAVE:
-                # the first of several equal maxima
+                # the index of the first of several equal maxima
                 own = tl.min(tl.where(logits == highest[:, None], token[None, :], 2147483647), 1)
                 place = tl.where(highest > pooled, own, place)
             pooled = tl.maximum(pooled, highest)
@@ -71,7 +71,7 @@ def _inputs_backward(
     grads, places, matrix, cu_seqlens, out, words, DIM: tl.constexpr, WORDS: tl.constexpr, TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum COLUMNS values of the gradient of TOKENS tokens of a row, over the words whose maximum they have."""
+    """Compute COLUMNS columns of the gradient of TOKENS tokens of a row: sums over the words with maxima at a token."""
     row = tl.program_id(0).to(tl.int64)
     end = tl.load(cu_seqlens + row + 1)
     token = tl.load(cu_seqlens + row) + tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
@@ -100,7 +100,7 @@ def _inputs_backward(
 def _matrix_backward(
     grads, places, inputs, out, rows, words, DIM: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Sum COLUMNS values of the gradient of WORDS words over the rows, in their order."""
+    """Compute COLUMNS columns of the gradient of WORDS words: sums over the rows, in the order of the rows."""
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([WORDS, COLUMNS], tl.float32)
@@ -122,12 +122,12 @@ def _matrix_backward(
 
 
 def tile(mean_length: float, dim: int, item_bytes: int) -> dict[str, int]:
-    """Return the sizes of a program of `_pool`: words, tokens, and dims that are loaded at a time.
+    """Return the sizes that a program of `_pool` handles at a time: numbers of words, tokens, and dims.
 
     Args:
-        mean_length: Tokens of a row, on average.
+        mean_length: Mean number of tokens of a row.
         dim: Size of the inputs, a multiple of `FEWEST`.
-        item_bytes: Bytes of one of their values.
+        item_bytes: Bytes of one value of the inputs.
     """
     tokens = 128 if mean_length > 96 else min(64, max(FEWEST, triton.next_power_of_2(int(mean_length))))
     dims = next(size for size in (128 // item_bytes, 64 // item_bytes, FEWEST) if dim % size == 0)
@@ -135,17 +135,17 @@ def tile(mean_length: float, dim: int, item_bytes: int) -> dict[str, int]:
 
 
 def columns(dim: int, item_bytes: int) -> int:
-    """Return how many values of an input's gradient a program computes; for the arguments see `tile`."""
+    """Return the number of columns of an input's gradient that a program computes; for the arguments see `tile`."""
     return min(64 if item_bytes == 4 else 128, triton.next_power_of_2(dim))
 
 
 def takes(inputs: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the kernels take inputs [tokens, dim] whose product is computed in `dtype`."""
+    """Return whether the kernels support inputs [tokens, dim] with a product in `dtype`."""
     return inputs.is_cuda and dtype != torch.float64 and inputs.shape[1] % FEWEST == 0
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """Return Triton's precision for products: float32 as three TF32 products, which are as exact as float32."""
+    """Return Triton's precision for products; a float32 product is three TF32 products, which are as exact."""
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
@@ -173,13 +173,14 @@ def largest(
 
     Args:
         inputs: float32, bfloat16 or float16 [tokens, dim]; products are summed in float32.
-        matrix: Of the same type, [words, dim].
-        bias: [words]; None: there is none.
-        batch: The batch that the inputs belong to.
-        save: Whether to return the tokens, too.
+        matrix: [words, dim], of the same type as the inputs.
+        bias: [words]; None: no bias.
+        batch: The batch to which the inputs belong.
+        save: Whether to return also the tokens of the largest logits.
 
     Returns:
-        The logits, float32 [rows, words]; the token that has each, the first of equals, int32 [rows, words], or None.
+        The logits, float32 [rows, words]. With `save`, also the index of the first token that has each logit, int32
+        [rows, words]; otherwise None.
     """
     out, places = _launch(
         inputs.contiguous(), matrix.contiguous(), bias, batch, save, SUM=False, LOGARITHMS=1
@@ -191,10 +192,10 @@ def sums(inputs: Tensor, matrix: Tensor, bias: Tensor | None, batch: TokenBatch,
     """Return the sum of each word's activated logits over the tokens of each row, float32 [rows, words].
 
     Args:
-        inputs: As in `largest`, like the next three.
-        matrix: [words, dim].
-        bias: [words] or None.
-        batch: The batch.
+        inputs: See `largest`.
+        matrix: See `largest`.
+        bias: See `largest`.
+        batch: See `largest`.
         logarithms: How often `log(1 + x)` is applied after relu, 1 or 2.
     """
     return _launch(
@@ -215,7 +216,7 @@ def largest_backward(
         batch: The batch.
 
     Returns:
-        The gradients, [tokens, dim] in the type of the inputs, and float32 [words, dim].
+        The gradients of the inputs, [tokens, dim] in their type, and of the matrix, float32 [words, dim].
     """
     gradient, inputs, matrix = gradient.float().contiguous(), inputs.contiguous(), matrix.contiguous()
     words, dim = matrix.shape

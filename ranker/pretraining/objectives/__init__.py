@@ -1,1 +1,1 @@
-"""Pretraining objectives: one per file, with a yaml file of the same name in conf/objective."""
+"""Pretraining objectives, one per file. Each has a yaml file of the same name in conf/objective."""

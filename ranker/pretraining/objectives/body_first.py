@@ -8,17 +8,18 @@ from ranker.errors import ConfigError
 from ranker.pretraining.sentences import PseudoQueries, TextPairs, sentence_ends, sentences
 from ranker.pretraining.texts import Texts, below
 
-SENTENCE, PASSAGE = 121, 122  # hashed into the two random draws, to make them independent
+SENTENCE, PASSAGE = 121, 122  # hashed into the random draws, so that the two draws are independent
 
 
 class BodyFirst(TextPairs):
-    r"""Contrastive loss: the query is a sentence of a doc's beginning; the relevant passage is from the doc's body.
+    r"""Contrastive loss: the query is a sentence from the beginning of a doc; its relevant passage is from the body.
 
     .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
 
-    where :math:`b_q` is the relevant passage and b runs over the step's passages. The beginning is the first sentences
-    of a doc (in the paper, the first section of a page). The body is the rest, in passages of nearly equal length. A
-    doc of a single sentence is left out. If a doc has no more than `first` sentences, the body is its last sentence.
+    where :math:`b_q` is the relevant passage and b runs over the step's passages. The beginning of a doc is its first
+    `first` sentences (in the paper, the first section of a page). The body is the rest, cut into passages of nearly
+    equal length. If a doc has at most `first` sentences, its body is its last sentence. A doc of a single sentence is
+    not used.
 
     Args:
         first: Number of sentences of the beginning.
@@ -37,7 +38,7 @@ class BodyFirst(TextPairs):
         self.first, self.shortest = first, shortest
 
     def draws(self, texts: Texts) -> BodyPairs:
-        """Return sentences of docs' beginnings with passages of their bodies."""
+        """Return the object that draws sentences of beginnings with passages of bodies."""
         return BodyPairs(texts, self.first, self.shortest)
 
 
@@ -46,7 +47,7 @@ class BodyPairs(PseudoQueries):
 
     Args:
         texts: The docs.
-        first: See `BodyFirst`, as for the next.
+        first: See `BodyFirst`.
         shortest: See `BodyFirst`.
     """
 

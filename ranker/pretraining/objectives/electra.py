@@ -1,4 +1,4 @@
-"""Replaced tokens: predict which ones a small generator replaced (ELECTRA, Clark et al., 2020, arXiv:2003.10555)."""
+"""Replaced tokens: predict which tokens a small generator replaced (ELECTRA, Clark et al., 2020, arXiv:2003.10555)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ranker.training.rerank_module import RerankModule
 
 
 class ELECTRA:
-    r"""The generator's loss on hidden tokens plus a weight times the encoder's loss on replaced tokens.
+    r"""The generator's loss on hidden tokens, plus a weight times the encoder's loss on all tokens.
 
     .. math:: L = \mathrm{mean}_{hidden} -\log p_G(w_i) + \lambda\, \mathrm{mean}_{tokens}\, \mathrm{BCE}(D(x)_t,\; x_t
         \ne w_t)
 
     The generator :math:`p_G` is a copy of the encoder's lowest layers that shares the encoder's word embeddings. It
-    predicts hidden tokens, as in `MLM`. A token is sampled from each of its distributions and put into the text x. The
-    encoder with a head, D, predicts for every token t whether it was replaced. A sampled token that equals the
-    original :math:`w_t` counts as not replaced. The encoder's loss sends no gradient to the generator. Only the encoder
-    is saved.
+    predicts hidden tokens, as in `MLM`. For each hidden token, a token is sampled from the predicted distribution and
+    put into the text x. The encoder with a head, D, predicts for every token t whether it was replaced. A sampled
+    token that equals the original :math:`w_t` counts as not replaced. The encoder's loss sends no gradient to the
+    generator. Only the encoder is saved.
 
     Args:
-        share: Share of each row's tokens to hide; all of them become the mask token.
-        generator_layers: Layers of the generator; None: a third of the encoder's, at least one.
+        share: Share of each row's tokens to hide. The mask token replaces all hidden tokens.
+        generator_layers: Layers of the generator; None: a third of the encoder's layers, at least one.
         weight: Weight of the encoder's loss.
 
     Raises:
@@ -55,7 +55,7 @@ class ELECTRA:
         return ELECTRAModel(encoder, self.generator_layers or max(1, encoder.num_layers // 3), self.weight)
 
     def draws(self, texts: Texts) -> MaskedBlocks:
-        """Return blocks with hidden tokens."""
+        """Return the object that draws blocks with hidden tokens."""
         return MaskedBlocks(texts, self.masking)
 
     def module(self, model: Any, **options: Any) -> RerankModule:
@@ -80,7 +80,7 @@ class ELECTRAModel(nn.Module):
         self.encoder, self.weight = encoder, weight
         self.generator = lower_layers(encoder, layers)
         self.head = MaskedLMHead(self.generator, new=True)
-        # ElectraDiscriminatorPredictions of transformers
+        # the same layers as ElectraDiscriminatorPredictions of transformers
         self.found = nn.Sequential(linear_layer(encoder, encoder.dim), nn.GELU(), linear_layer(encoder, 1))
 
     def forward(self, batch: MaskedBatch) -> Tensor:
@@ -88,7 +88,7 @@ class ELECTRAModel(nn.Module):
         rows, hidden = batch.docs, batch.hidden
         assert rows is not None and hidden is not None
         states = self.generator(rows)
-        self.generator.token_counts = TokenCounts()  # separate: throughput counts the tokens of the encoder's pass only
+        self.generator.token_counts = TokenCounts()  # its own counts: throughput counts only the encoder's tokens
         generator_loss, words = self.generate(states, hidden)
         originals = rows.tokens.index_copy(0, hidden.positions, hidden.words)
         seen = copy.copy(rows)
@@ -102,8 +102,8 @@ class ELECTRAModel(nn.Module):
     def generate(self, states: Tensor, hidden: Hidden) -> tuple[Tensor, Tensor]:
         """Return the generator's part of the loss [], and a word drawn for each hidden token, int64 [hidden].
 
-        The draw uses the hidden token's own uniform random number (see `drawn`), so it does not depend on how the step
-        is split.
+        The draw uses the hidden token's own random number (see `drawn`), so it does not depend on how the step is
+        split.
         """
         total, words = states.new_zeros(()), []
         parts = zip(*(part.split(BLOCK) for part in (hidden.positions, hidden.words, hidden.draws)), strict=True)
@@ -125,7 +125,7 @@ class ELECTRAModel(nn.Module):
 
 
 def drawn(logits: Tensor, draws: Tensor) -> Tensor:
-    """Sample a word from each row's distribution, by the inverse of its cumulative distribution, int64 [rows].
+    """Sample a word from the distribution of each row by the inverse of its cumulative distribution, int64 [rows].
 
     Args:
         logits: [rows, vocabulary].
@@ -140,14 +140,14 @@ def drawn(logits: Tensor, draws: Tensor) -> Tensor:
 
 
 def lower_layers(encoder: Encoder, layers: int) -> Encoder:
-    """Return a copy of an encoder's lowest layers that shares its word embeddings.
+    """Return a copy of an encoder's lowest layers, which shares the encoder's word embeddings.
 
     Args:
         encoder: The encoder.
         layers: Number of layers.
 
     Raises:
-        ConfigError: The encoder has fewer layers.
+        ConfigError: The encoder has fewer layers than that.
     """
     config: Any = copy.deepcopy(encoder.config)
     if not 1 <= layers <= encoder.num_layers:

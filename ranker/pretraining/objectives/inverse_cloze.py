@@ -8,7 +8,7 @@ from ranker.errors import ConfigError
 from ranker.pretraining.sentences import PseudoQueries, TextPairs, sentence_ends, sentences
 from ranker.pretraining.texts import Texts, below, uniform
 
-SENTENCE, KEPT = 111, 112  # hashed into the two random draws, to make them independent
+SENTENCE, KEPT = 111, 112  # hashed into the random draws, so that the two draws are independent
 
 
 class InverseCloze(TextPairs):
@@ -16,11 +16,11 @@ class InverseCloze(TextPairs):
 
     .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
 
-    where :math:`b_q` is the relevant passage and b runs over the step's passages. A block of fewer than two sentences
-    is left out.
+    where :math:`b_q` is the relevant passage and b runs over the step's passages. A block with fewer than two sentences
+    is not used.
 
     Args:
-        keep: Share of the draws in which the sentence also stays in its block, so that the model also learns to match
+        keep: Share of pairs in which the passage also contains the sentence, so that the model also learns to match
             equal words.
         shortest: Smallest number of tokens of a sentence; a shorter one is joined with the next.
         pooling: How the states of a text are combined into a vector, as in `DPR`.
@@ -37,7 +37,7 @@ class InverseCloze(TextPairs):
         self.keep, self.shortest = keep, shortest
 
     def draws(self, texts: Texts) -> ClozePairs:
-        """Return sentences with their blocks."""
+        """Return the object that draws sentences and the rest of their blocks."""
         return ClozePairs(texts, self.keep, self.shortest)
 
 
@@ -46,7 +46,7 @@ class ClozePairs(PseudoQueries):
 
     Args:
         texts: The docs.
-        keep: See `InverseCloze`, as for the next.
+        keep: See `InverseCloze`.
         shortest: See `InverseCloze`.
     """
 

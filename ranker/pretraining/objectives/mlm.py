@@ -17,11 +17,11 @@ from ranker.training.rerank_module import RerankModule
 class MLM:
     r"""Cross-entropy of hidden tokens: the mean of :math:`-\log p(w_i \mid \text{row})` over the step's hidden tokens.
 
-    A row is a block of a doc, with some tokens hidden. As in RoBERTa (Liu et al., 2019, arXiv:1907.11692), there is no
-    next-sentence prediction, and each epoch hides other tokens.
+    A row is a block of a doc with some tokens hidden. As in RoBERTa (Liu et al., 2019, arXiv:1907.11692), there is no
+    next-sentence prediction, and different tokens are hidden in each epoch.
 
     Args:
-        share: See `Masking`, as for the next two.
+        share: See `Masking`.
         masked: See `Masking`.
         random: See `Masking`.
     """
@@ -36,7 +36,7 @@ class MLM:
         return MLMModel(encoder)
 
     def draws(self, texts: Texts) -> MaskedBlocks:
-        """Return blocks with hidden tokens."""
+        """Return the object that draws blocks with hidden tokens."""
         return MaskedBlocks(texts, self.masking)
 
     def module(self, model: Any, **options: Any) -> RerankModule:

@@ -21,25 +21,26 @@ from ranker.pretraining.texts import Ragged, Texts, lay_out, uniform
 from ranker.pretraining.words import Vocabulary, WordModel, words_of
 from ranker.training.rerank_module import RerankModule
 
-SIZE, PICK = 131, 132  # hashed into the two random draws, to make them independent
+SIZE, PICK = 131, 132  # hashed into the random draws, so that the two draws are independent
 
 
 class PROP:
-    r"""A hinge loss on two sets of words of each block, plus the loss of masked words.
+    r"""A hinge loss that compares two sets of words of each block, plus the loss of masked words.
 
     .. math:: L = \mathrm{mean}_{blocks} \max(0, m - s(S^+, D) + s(S^-, D)) + \mathrm{mean}_{hidden} -\log p(w_i)
 
-    D is a block, m the margin, and :math:`S^+` the set with the higher likelihood. Both sets have the same number of
-    words, drawn from a Poisson distribution, and at least one. Words are drawn with replacement from the words of the
+    D is a block, m the margin, and :math:`S^+` the word set with the higher likelihood. Both sets have the same number
+    of words, at least one, drawn from a Poisson distribution. Words are drawn with replacement from the words of the
     block, with the probabilities of the block's language model (`WordModel`). English stop words and punctuation are
-    never drawn. If both sets are equally likely, the block has no hinge loss. A row is a set, in place of the query,
-    and the block. Its score s is a linear layer on the first token's state. Only tokens of the block are hidden.
+    never drawn. If both sets are equally likely, the block has no hinge loss. A row contains a word set (at the
+    position of a query) and the block. Its score s is a linear layer on the first token's state. Only tokens of the
+    block are hidden.
 
     Args:
         words: Mean number of words of a set.
         mu: Weight of the collection in the block's language model, in words; 2000 is a usual value.
-        margin: Difference of the two scores from which on the hinge loss is 0.
-        share: See `Masking`, as for the next two.
+        margin: Least difference of the two scores at which the hinge loss is 0.
+        share: See `Masking`.
         masked: See `Masking`.
         random: See `Masking`.
 
@@ -65,11 +66,11 @@ class PROP:
         self.masking = Masking(share, masked, random)
 
     def model(self, encoder: Encoder) -> PROPModel:
-        """Return the encoder with a score and the head of its masked language model."""
+        """Return the encoder with a score head and the head of its masked language model."""
         return PROPModel(encoder, self.margin)
 
     def draws(self, texts: Texts) -> WordSets:
-        """Return blocks with two sets of words each."""
+        """Return the object that draws two word sets for each block."""
         return WordSets(texts, self.words, self.mu, self.masking)
 
     def module(self, model: Any, **options: Any) -> RerankModule:
@@ -78,7 +79,7 @@ class PROP:
 
 
 class PROPModel(MaskedModel):
-    """An encoder with a linear score on the first state and the head of its family's masked language model.
+    """An encoder with a linear score of the first state, and with its family's head for masked language modelling.
 
     Args:
         encoder: The encoder.
@@ -106,7 +107,7 @@ class WordSets:
 
     Args:
         texts: The docs.
-        words: See `PROP`, as for the next two.
+        words: See `PROP`.
         mu: See `PROP`.
         masking: How tokens are hidden.
     """
@@ -124,7 +125,7 @@ class WordSets:
         return len(self.blocks.docs)
 
     def largest(self) -> int:
-        """Return the largest number of tokens that the two rows of a block may have."""
+        """Return the largest number of tokens that both rows of a block can have together."""
         return 2 * (int(self.blocks.lengths.max()) + self.texts.max_query_tokens + self.layout.num_special)
 
     def step(self, epoch: int, groups: np.ndarray) -> WordSetRows:
@@ -142,12 +143,12 @@ class WordSets:
         return WordSetRows(Ragged.of(sets), masked, np.array(better), self.layout)
 
     def sets(self, epoch: int, group: int, tokens: np.ndarray) -> tuple[list[np.ndarray], tuple[float, float]]:
-        """Draw two sets of words of a block; returns their tokens and the log-likelihood of each set.
+        """Draw two sets of words of a block; return the tokens of each set, and the log-likelihood of each set.
 
         Args:
             epoch: The epoch.
-            group: Number of the block.
-            tokens: Its tokens, int64 [tokens].
+            group: Index of the block.
+            tokens: Tokens of the block, int64 [tokens].
         """
         seed = self.texts.seed
         words = words_of(tokens, self.vocabulary)
@@ -158,23 +159,23 @@ class WordSets:
         size = max(1, poisson(float(uniform(seed, epoch, SIZE, group)), self.words))
         draws = uniform(seed, epoch, PICK, group, np.arange(2)[:, None], np.arange(size)[None, :])
         picked = order[np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), len(order) - 1)]
-        logs = np.sort(np.log(likelihoods[picked]), axis=1).sum(axis=1)  # sorted, so that equal sets get equal sums
+        logs = np.sort(np.log(likelihoods[picked]), axis=1).sum(axis=1)  # sorted, so equal sets have the same sum
         chosen = first[picked]
         texts = [tokens[ranges(words.starts[row], words.lengths[row])] for row in chosen]
         return [text[: self.texts.max_query_tokens] for text in texts], (float(logs[0]), float(logs[1]))
 
     def fingerprint(self) -> str:
-        """Return a hash of all that the draws depend on, apart from the seed."""
+        """Return a hash of everything that the draws depend on, except the seed."""
         return self.texts.fingerprint("word sets", self.words, self.mu, self.masking)
 
 
 class WordSetRows:
-    """The rows of a step: each group's block with its first and with its second set.
+    """The rows of a step. Each group has two rows: its block with the first set, and its block with the second set.
 
     Args:
-        sets: The sets' tokens, two for each group.
-        masked: The block with hidden tokens, twice for each group, with different tokens hidden.
-        better: 1 where a group's first set is the more likely one, -1 where the second is, else 0 [groups].
+        sets: Tokens of the word sets, two sets for each group.
+        masked: The block of each group with hidden tokens, twice, with different tokens hidden.
+        better: 1 if a group's first set is more likely, -1 if its second set is, 0 if they are equal [groups].
         layout: The special tokens around a set and a block.
     """
 
@@ -205,7 +206,7 @@ class WordSetRows:
 
 
 def poisson(draw: float, mean: float) -> int:
-    """Sample a Poisson distribution by its inverse cumulative distribution at a number in [0, 1); at most 100.
+    """Return a sample of a Poisson distribution: its inverse cumulative distribution at `draw`, in [0, 1); at most 100.
 
     >>> poisson(0.0, 3.0), poisson(0.04, 3.0), poisson(0.05, 3.0), poisson(0.999, 3.0)
     (0, 0, 1, 10)

@@ -180,7 +180,7 @@ def test_layer_maps_by_hand():
         ({"labels": -1.0}, "distill.labels: expected a finite weight"),
         ({"labels": 0.0, "scores": 0.0, "states": 0.0}, "distill: expected a weight above 0"),
         ({"layers": "auto"}, "distill.report: expected a probing run"),
-        ({"attention": 1.0}, "distill.attention: expected 0 or a teacher on the padded path"),
+        ({"attention": 1.0}, "distill.attention: expected 0, or a teacher on the padded path"),
     ],
 )
 def test_options_that_do_not_fit(options, message):

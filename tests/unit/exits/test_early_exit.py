@@ -151,11 +151,11 @@ def test_the_layer_of_a_report_by_hand():
 @pytest.mark.parametrize(
     ("exits", "message"),
     [
-        ([2, 1], "rising layers"),
-        ([], "rising layers"),
-        ("last", "rising layers"),
-        ([0], "rising layers"),
-        ([True], "rising layers"),
+        ([2, 1], "ascending layers"),
+        ([], "ascending layers"),
+        ("last", "ascending layers"),
+        ([0], "ascending layers"),
+        ([True], "ascending layers"),
         ([2], "below the last, 2, got 2"),
         ("auto", "with model.exits=auto, got null"),
     ],
@@ -188,7 +188,7 @@ def test_a_rule_that_can_not_be():
     scorer = EarlyExit(encoder(), exits=[1])
     with pytest.raises(ConfigError, match=r"expected a layer with a head \(1, 3\), got 2"):
         scorer.leave(exit=2)
-    with pytest.raises(ConfigError, match="expected one rule"):
+    with pytest.raises(ConfigError, match="expected a layer or a margin, not both"):
         scorer.leave(exit=1, margin=1.0)
     with pytest.raises(ConfigError, match="below the last, 3; got"):
         EarlyExit(encoder(), exits=[3])
