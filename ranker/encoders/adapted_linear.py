@@ -150,7 +150,7 @@ class Siblings:
         `refresh` must have been called before.
         """
         if number == 0 or self._states is not states:
-            whole = self._run(states)
+            whole = self.whole(states)
             if len(self.layers) == 1:
                 return whole
             sizes = [layer.out_features for layer in self.layers]
@@ -160,7 +160,8 @@ class Siblings:
             self._states, self._outputs = None, ()
         return result
 
-    def _run(self, states: Tensor) -> Tensor:
+    def whole(self, states: Tensor) -> Tensor:
+        """Return the outputs of all layers end to end, [..., outputs of all], for states [..., inputs]."""
         assert self.wide is not None and self.first is not None
         pairs = [adapter_of(layer) for layer in self.layers]
         flat = states.reshape(-1, states.shape[-1]).to(self.wide.dtype)

@@ -18,6 +18,7 @@ from ranker.encoders import packing
 from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
+from ranker.encoders.gated_mlp import use_gated_kernel
 from ranker.encoders.grouped_attention import grouped_rows
 from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
 from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
@@ -138,6 +139,7 @@ class TransformersForward:
         self.packing.find_dropout(model, run)
         if packed and has_adapter(model):
             group_siblings(adapted_layers(model), run)
+            use_gated_kernel(model)
 
     def checkpoint_activations(self, model: Any, num_layers: int) -> None:
         """Recompute each layer's activations in the backward pass instead of storing them.
@@ -164,9 +166,7 @@ class TransformersForward:
         """Call the model on token ids [rows, columns]. Segments are passed only to a model that reads them."""
         if self.reads_segments:
             more["token_type_ids"] = segments
-        if (
-            self._takes_cache
-        ):  # without this, a cache would keep keys and values, and layers would be compiled one by one
+        if self._takes_cache:  # a cache would keep keys and values, and layers would be compiled one by one
             more["use_cache"] = False
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 

@@ -5,9 +5,9 @@ and its backward pass needs only the states and the logarithms of the softmax su
 queries are left out. Heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values in place;
 their gradients are summed over the group's query heads in the order of the heads.
 
-One program computes all gradients of a block. It takes the block as keys and values for its own and later queries, and
-as queries for earlier keys. Per pair of blocks this is 5 products of matrices, and 2 more where the blocks differ;
-separate kernels for queries and for keys would compute 7 everywhere.
+The backward pass has one kernel for the gradients of queries and one for those of keys and values. Both compute the
+attention weights again. A single kernel would save two of seven matrix products per pair of blocks, but it needs three
+times the registers with heads of 128, and took twice the time.
 """
 
 from __future__ import annotations
@@ -81,30 +81,15 @@ def _attend(
         tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
 
 
-@triton.jit
-def _weights(q, k, log_sum, i, j, length, SCALE: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the attention weights of queries [queries, DIM] for keys [keys, DIM], float32 [queries, keys]."""
-    logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
-    logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
-    return tl.exp2(logits - log_sum[:, None])
-
-
-@triton.jit
-def _mean(upstream, out, in_row):
-    """Return the products of outputs, read from pointers [queries, DIM], and their gradients, float32 [queries]."""
-    return tl.sum(upstream.to(tl.float32) * tl.load(out, mask=in_row, other=0.0).to(tl.float32), 1)
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
-def _backward(
-    grad_out, query, key, value, out, sums, grad_query, grad_key, grad_value, cu_seqlens, blocks,
-    query_stride, key_stride, value_stride, num_tokens,
+def _queries_backward(
+    grad_out, query, key, value, out, sums, means, grad_query, cu_seqlens, blocks,
+    grad_stride, query_stride, key_stride, value_stride, num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SIZE: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a block of tokens: of one key head, its values and its group of query heads."""
-    key_heads = HEADS // GROUP
-    number, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
+    """Compute the gradient of one head of a block of queries, and the products of outputs and their gradients."""
+    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -112,60 +97,86 @@ def _backward(
         dims = tl.arange(0, DIM)[None, :]
         i = begin + tl.arange(0, SIZE)
         inside = i < length
-        key_base = key + start * key_stride + head * DIM + dims
-        value_base = value + start * value_stride + head * DIM + dims
-        k = tl.load(key_base + i[:, None] * key_stride, mask=inside[:, None], other=0.0)
-        v = tl.load(value_base + i[:, None] * value_stride, mask=inside[:, None], other=0.0)
-        grad_k, grad_v = tl.zeros([SIZE, DIM], tl.float32), tl.zeros([SIZE, DIM], tl.float32)
-        lowest, highest = 0, length
+        tokens, in_row = (start + i)[:, None], inside[:, None]
+        own = head * DIM + dims
+        q = tl.load(query + tokens * query_stride + own, mask=in_row, other=0.0)
+        upstream = tl.load(grad_out + tokens * grad_stride + own, mask=in_row, other=0.0)
+        mixed = tl.load(out + tokens * (HEADS * DIM) + own, mask=in_row, other=0.0)
+        mean = tl.sum(upstream.to(tl.float32) * mixed.to(tl.float32), 1)
+        of_head = head.to(tl.int64) * num_tokens + start
+        tl.store(means + of_head + i, mean, mask=inside)
+        log_sum = tl.load(sums + of_head + i, mask=inside, other=float("inf"))
+        key_base = key + start * key_stride + head // GROUP * DIM + dims
+        value_base = value + start * value_stride + head // GROUP * DIM + dims
+        lowest = 0
         if WINDOW >= 0:
-            lowest = tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
+            lowest = tl.maximum(begin - WINDOW, 0) // KEYS * KEYS
+        grad_q = tl.zeros([SIZE, DIM], tl.float32)
+        for first in tl.range(lowest, tl.minimum(begin + SIZE, length), KEYS, num_stages=STAGES):
+            j = first + tl.arange(0, KEYS)
+            is_key = (j < length)[:, None]
+            k = tl.load(key_base + j[:, None] * key_stride, mask=is_key, other=0.0)
+            v = tl.load(value_base + j[:, None] * value_stride, mask=is_key, other=0.0)
+            logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
+            logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
+            weights = tl.exp2(logits - log_sum[:, None])
+            slope = weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])
+            grad_q += tl.dot(slope.to(k.dtype), k)
+        tl.store(
+            grad_query + tokens * (HEADS * DIM) + own, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=in_row
+        )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _keys_backward(
+    grad_out, query, key, value, sums, means, grad_key, grad_value, cu_seqlens, blocks,
+    grad_stride, query_stride, key_stride, value_stride, num_tokens,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of one head of a block of keys and values, over the queries of all heads of its group."""
+    key_heads = HEADS // GROUP
+    number, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        dims = tl.arange(0, DIM)[None, :]
+        j = begin + tl.arange(0, SIZE)
+        keys, is_key = (start + j)[:, None], (j < length)[:, None]
+        k = tl.load(key + keys * key_stride + head * DIM + dims, mask=is_key, other=0.0)
+        v = tl.load(value + keys * value_stride + head * DIM + dims, mask=is_key, other=0.0)
+        grad_k, grad_v = tl.zeros([SIZE, DIM], tl.float32), tl.zeros([SIZE, DIM], tl.float32)
+        highest = length
+        if WINDOW >= 0:
             highest = tl.minimum(begin + SIZE + WINDOW, length)
-        for member in range(GROUP):
-            own = head * GROUP + member
-            query_base = query + start * query_stride + own * DIM + dims
-            first_place = start * (HEADS * DIM) + own * DIM
-            totals = sums + own.to(tl.int64) * num_tokens + start
-            # the block's own pairs
-            places = first_place + i[:, None] * (HEADS * DIM) + dims
-            q = tl.load(query_base + i[:, None] * query_stride, mask=inside[:, None], other=0.0)
-            upstream = tl.load(grad_out + places, mask=inside[:, None], other=0.0)
-            mean = _mean(upstream, out + places, inside[:, None])
-            log_sum = tl.load(totals + i, mask=inside, other=float("inf"))
-            weights = _weights(q, k, log_sum, i, i, length, SCALE, WINDOW)
-            grad_v += tl.dot(tl.trans(weights.to(v.dtype)), upstream)
-            slope = (weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])).to(k.dtype)
-            grad_k += tl.dot(tl.trans(slope), q)
-            grad_q = tl.dot(slope, k)
-            # its queries with earlier keys
-            for first in range(lowest, begin, SIZE):
-                j = first + tl.arange(0, SIZE)
-                k_before = tl.load(key_base + j[:, None] * key_stride)
-                v_before = tl.load(value_base + j[:, None] * value_stride)
-                weights = _weights(q, k_before, log_sum, i, j, length, SCALE, WINDOW)
-                slope = (weights * (tl.dot(upstream, tl.trans(v_before)) - mean[:, None])).to(k.dtype)
-                grad_q += tl.dot(slope, k_before)
-            tl.store(grad_query + places, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=inside[:, None])
-            # its keys with later queries
-            for first in range(begin + SIZE, highest, SIZE):
-                j = first + tl.arange(0, SIZE)
-                in_row = (j < length)[:, None]
-                places = first_place + j[:, None] * (HEADS * DIM) + dims
-                q = tl.load(query_base + j[:, None] * query_stride, mask=in_row, other=0.0)
-                upstream = tl.load(grad_out + places, mask=in_row, other=0.0)
-                mean = _mean(upstream, out + places, in_row)
-                log_sum = tl.load(totals + j, mask=j < length, other=float("inf"))
-                weights = _weights(q, k, log_sum, j, i, length, SCALE, WINDOW)
-                grad_v += tl.dot(tl.trans(weights.to(v.dtype)), upstream)
-                slope = (weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])).to(k.dtype)
-                grad_k += tl.dot(tl.trans(slope), q)
-        places = (start + i)[:, None] * (key_heads * DIM) + head * DIM + dims
-        tl.store(grad_key + places, (grad_k * SCALE).to(grad_key.dtype.element_ty), mask=inside[:, None])
-        tl.store(grad_value + places, grad_v.to(grad_value.dtype.element_ty), mask=inside[:, None])
+        # one loop over heads and blocks of queries, so that the next block loads while this one is computed
+        steps = tl.cdiv(highest - begin, QUERIES)
+        for step in tl.range(0, steps * GROUP, num_stages=STAGES):
+            member = head * GROUP + step // steps
+            i = begin + step % steps * QUERIES + tl.arange(0, QUERIES)
+            inside = i < length
+            tokens, own = (start + i)[:, None], member * DIM + dims
+            q = tl.load(query + tokens * query_stride + own, mask=inside[:, None], other=0.0)
+            upstream = tl.load(grad_out + tokens * grad_stride + own, mask=inside[:, None], other=0.0)
+            of_head = member.to(tl.int64) * num_tokens + start
+            mean = tl.load(means + of_head + i, mask=inside, other=0.0)
+            log_sum = tl.load(sums + of_head + i, mask=inside, other=float("inf"))
+            logits = tl.dot(k, tl.trans(q)) * (SCALE * LOG2E)  # [keys, queries]
+            logits = tl.where(_reads(i[None, :], j[:, None], length, WINDOW), logits, float("-inf"))
+            weights = tl.exp2(logits - log_sum[None, :])
+            grad_v += tl.dot(weights.to(v.dtype), upstream)
+            slope = weights * (tl.dot(v, tl.trans(upstream)) - mean[None, :])
+            grad_k += tl.dot(slope.to(k.dtype), q)
+        places = keys * (key_heads * DIM) + head * DIM + dims
+        tl.store(grad_key + places, (grad_k * SCALE).to(grad_key.dtype.element_ty), mask=is_key)
+        tl.store(grad_value + places, grad_v.to(grad_value.dtype.element_ty), mask=is_key)
 
 
+# measured on an H200 with rows of 87 tokens, see docs/performance.md
 FORWARD = {"SIZE": BLOCK, "KEYS": 64, "num_warps": 4, "num_stages": 2}
-BACKWARD = {"SIZE": BLOCK, "num_warps": 8, "num_stages": 1}
+QUERIES_BACKWARD = {"SIZE": BLOCK, "KEYS": 32, "STAGES": 2, "num_warps": 4}
+KEYS_BACKWARD = {"SIZE": BLOCK, "QUERIES": 32, "STAGES": 2, "num_warps": 4}
 
 
 def attend(
@@ -217,14 +228,20 @@ def attend_backward(
         scale: As there.
         window: As there.
     """
-    tokens = query.shape[0]
-    states = [_in_rows(part) for part in (query, key, value)]
+    tokens, heads = query.shape[:2]
+    states = [_in_rows(part) for part in (grad_out, query, key, value)]
+    strides = [part.stride(0) for part in states]
     grads = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (query, key, value)]
+    means = torch.empty_like(sums)
+    constants = _constants(query, key, scale, window)
     if tokens:
         with torch.cuda.device_of(query):  # Triton launches on the current device
-            _backward[(blocks.shape[0] * key.shape[1],)](
-                grad_out.contiguous(), *states, out, sums, *grads, cu_seqlens, blocks,
-                *(part.stride(0) for part in states), tokens, **_constants(query, key, scale, window), **BACKWARD,
+            _queries_backward[(blocks.shape[0] * heads,)](
+                *states, out, sums, means, grads[0], cu_seqlens, blocks, *strides, tokens, **constants,
+                **QUERIES_BACKWARD,
+            )  # fmt: skip
+            _keys_backward[(blocks.shape[0] * key.shape[1],)](
+                *states, sums, means, *grads[1:], cu_seqlens, blocks, *strides, tokens, **constants, **KEYS_BACKWARD
             )  # fmt: skip
     return grads[0], grads[1], grads[2]
 

@@ -13,6 +13,7 @@ from ranker.encoders.kernels import (  # noqa: E402
     embedding_norm,
     first_attention,
     gated_gelu,
+    gated_silu,
     grouped_attention,
     list_attention,
     residual_norm,
@@ -28,7 +29,8 @@ FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes"
 FLOAT32 |= {"partial", "word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
 INT64 = {"token_ids", "position_ids", "segments"}
-NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count", "query_stride", "key_stride", "value_stride"}
+NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
+NUMBERS |= {"query_stride", "key_stride", "value_stride", "grad_stride"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -87,7 +89,8 @@ def test_grouped_attention_fits(capability: int, dim: int) -> None:
     shape = {"SCALE": dim**-0.5, "HEADS": 8, "GROUP": 2, "DIM": dim, "WINDOW": 64}
     for kernel, settings in [
         (grouped_attention._attend, grouped_attention.FORWARD),
-        (grouped_attention._backward, grouped_attention.BACKWARD),
+        (grouped_attention._queries_backward, grouped_attention.QUERIES_BACKWARD),
+        (grouped_attention._keys_backward, grouped_attention.KEYS_BACKWARD),
     ]:
         room = min(SHARED_MEMORY[capability], grouped_attention.WIDE_HEADS_NEED)
         assert shared_memory(kernel, capability, **shape, **settings) <= room
@@ -153,6 +156,7 @@ def test_the_other_kernels_fit(capability: int) -> None:
     launches += [
         (kernel, {**gated, "DIM": 1152, **gated_gelu.LAUNCH}) for kernel in (gated_gelu._forward, gated_gelu._backward)
     ]
+    launches += [(kernel, {"DIM": 3072, **gated_silu.LAUNCH}) for kernel in (gated_silu._forward, gated_silu._backward)]
     launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))
     for kernel, settings in launches:
         assert shared_memory(kernel, capability, **settings) <= room
