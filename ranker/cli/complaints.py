@@ -31,7 +31,7 @@ TYPE_WORDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or 
 
 
 def cause_of(error: BaseException) -> RankerError | None:
-    """The error of this program that Hydra or OmegaConf has wrapped, possibly several times; None if there is none."""
+    """Return the RankerError that Hydra or OmegaConf has wrapped, once or several times; None if there is none."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, RankerError):
         inner = inner.__cause__ or inner.__context__
@@ -39,22 +39,22 @@ def cause_of(error: BaseException) -> RankerError | None:
 
 
 def is_hydras(error: BaseException) -> bool:
-    """Whether an error comes from Hydra, which reads the command line and files, not from the command that it ran."""
+    """Return whether Hydra raised an error, as opposed to the command that Hydra ran."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     programs = [HYDRA if HYDRA in file.parents else RANKER for file in files if {HYDRA, RANKER} & set(file.parents)]
     return bool(programs) and programs[-1] == HYDRA and not any(RANKER / "commands" in file.parents for file in files)
 
 
 def path_in_one_line(error: Exception, making_folders: bool) -> str | None:
-    """Reword an error about a file, folder or disk; a full disk is also recognised as the cause of an error.
+    """Reword an error about a file, a folder or a full disk; the full disk may also be the cause of the error.
 
     Args:
         error: The error.
-        making_folders: Whether Hydra raised it when it created the run folder; if so, any error with a file name is
-            reworded, whatever its number.
+        making_folders: Whether Hydra raised the error while it created the run folder. Then every OSError with a file
+            name is reworded, with any error number.
 
     Returns:
-        The message; None for an error that is about something else.
+        The message; None if the error is about something else.
     """
     if isinstance(error, OSError) and (error.errno in UNUSABLE_PATH or making_folders) and error.filename is not None:
         name = str(error.filename)
@@ -73,14 +73,14 @@ def path_in_one_line(error: Exception, making_folders: bool) -> str | None:
 
 
 def memory_in_one_line(error: Exception) -> str | None:
-    """Reword an error about memory, of Python, torch or CUDA; None for an error that is about something else."""
+    """Reword an error of Python, torch or CUDA about memory; return None for any other error."""
     text = " ".join(str(error).split())
     place = "GPU memory" if re.search("CUDA|GPU", text) else "memory"
     if not isinstance(error, MemoryError) and not re.search(r"out of memory|can't allocate memory", text):
         return None
     got = ". ".join(re.split(r"\. (?=[A-Z])", text)[:3]).rstrip(".") or "MemoryError"
     return (
-        f"{place}: expected room for what is computed, got {shorten(got)!r}; set a smaller batch.max_tokens, "
+        f"{place}: expected enough memory for the computation, got {shorten(got)!r}; set a smaller batch.max_tokens, "
         "encoder.checkpointing=true, or end other programs that use the same memory; go on with checkpoint=RUN_FOLDER "
         "resume=true where the run has a checkpoints/last.ckpt"
     )
@@ -182,7 +182,7 @@ def _missing_quotes(text: str) -> str | None:
     )
 
 
-# Each returns a message, or None if the text is of another kind. The first that returns a message decides.
+# Each function returns a message, or None if it does not know the error. The first message is used.
 REWORDINGS: tuple[Callable[[str], str | None], ...] = (
     _missing_choice,
     _deleted_key,
@@ -210,7 +210,7 @@ def _nearest_key(name: str) -> str:
         return f"; a key that the set's yaml does not list is added with a plus sign: +{name}=..."
     group, _, key = name.partition(".")
     choices = sorted(path.stem for path in (CONF / group).glob("*.yaml") if _has_key(path, key)) if key else []
-    if choices:  # the group has no node yet
+    if choices:  # the configuration has no choice of this group yet
         shown = " or ".join(f"{group}={choice}" for choice in choices[:3]) + (" or others" if choices[3:] else "")
         return f"; it is a key of conf/{group}/: choose a file there, too, as {shown}"
     known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root) if key != name]
@@ -219,7 +219,7 @@ def _nearest_key(name: str) -> str:
 
 
 def _has_key(path: Path, key: str) -> bool:
-    """Whether a yaml of a group, or one that it begins with, has a key."""
+    """Return whether a yaml of a group, or the `_shared.yaml` that it includes, has a key."""
     if path.stem.startswith("_") or path.stem == "none":
         return False
     shared = path.with_name("_shared.yaml")

@@ -1,4 +1,4 @@
-"""Start a command: set Hydra up, check the configuration, make the run folder, report a user's errors in one line."""
+"""Start a command: set up Hydra, check the configuration, make the run folder, report a user's errors in one line."""
 
 from __future__ import annotations
 
@@ -60,19 +60,20 @@ def _register_resolvers() -> None:
 
 
 def _stamp() -> str:
-    """A unique folder name, also for runs that start in the same second."""
+    """Return a folder name that is unique, even among runs that start in the same second."""
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
 
 
 def _root(folder: str) -> str:
-    """The folder of all runs; on processes other than the first, a temporary folder until they get the run folder."""
+    """Return the folder of all runs; later processes use a temporary one until they get the run folder."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
 
 
 def job(command: str, cfg: DictConfig) -> float | None:
-    """Check the configuration, then run `ranker.commands.COMMAND`. Faults in it are reported before torch is imported.
+    """Check the configuration, then run `ranker.commands.COMMAND`; its faults are reported before torch is imported.
 
-    A sweep's job that fails reports it and returns None, so that the other jobs run; SIGTERM ends the whole sweep.
+    If a job of a sweep fails, the error is printed and the result is None, so that the other jobs run. SIGTERM ends the
+    whole sweep.
 
     Args:
         command: The command's name.
@@ -87,7 +88,7 @@ def job(command: str, cfg: DictConfig) -> float | None:
     if hydra.mode != RunMode.MULTIRUN:
         with user_errors(), _own_folder(folder):
             return _run(command, cfg)
-    if global_rank() != 0:  # another task of a SLURM job; the first one writes the records
+    if global_rank() != 0:  # another task of a SLURM job; the first task writes the records
         return _run(command, cfg)
     if not folder.resolve().is_relative_to(Path(hydra.sweep.dir).resolve()):
         raise ConfigError(f"hydra.sweep.subdir: expected a folder inside {hydra.sweep.dir}, got {hydra.sweep.subdir!r}")
@@ -102,7 +103,7 @@ def job(command: str, cfg: DictConfig) -> float | None:
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
     """Remove the run folder if a user's mistake ends the run before it has a result."""
-    if not is_first_process() or os.environ.get(sweep.JOB_FOLDER) == str(folder):  # another process or a sweep made it
+    if not is_first_process() or os.environ.get(sweep.JOB_FOLDER) == str(folder):  # not made by this run
         yield
         return
     try:
@@ -113,7 +114,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 
 def _run(command: str, cfg: DictConfig) -> float | None:
-    # Not in a child process: it reads config.yaml of the run folder, which already has the keys of the resumed run
+    # Child processes skip this: they read config.yaml of the run folder, which already has the keys of the resumed run
     if cfg.get("checkpoint") and Path(str(cfg.checkpoint)).is_dir() and overrides_of("checkpoint"):
         if command in ("train", "pretrain") and cfg.get("resume"):
             cfg = resumed(cfg)
@@ -130,16 +131,16 @@ def _run(command: str, cfg: DictConfig) -> float | None:
                 command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
             )
     function = getattr(importlib.import_module(f"ranker.commands.{command}"), command)
-    gc.freeze()  # objects of the start-up live until the end; no collection has to look at them
-    atexit.register(gc.unfreeze)  # else they are not collected at exit, and extension modules report leaks
+    gc.freeze()  # the objects of the start-up live until the end, so the garbage collector need not look at them
+    atexit.register(gc.unfreeze)  # otherwise these objects are not freed at exit, and extension modules report leaks
     gc.enable()  # `ranker.cli.main.run` disabled it
     return function(cfg)
 
 
 def _check_source(cfg: DictConfig) -> None:
-    """Call `check` of each data source that has one: it reports missing files or packages before torch is imported."""
+    """Call the method `check` of each data source: it reports missing files or packages before torch is imported."""
     nodes = {"data": cfg.get("data")} | dict(source_nodes(cfg))
-    if cfg.get("suite") is not None:  # a set whose folder is missing is left out
+    if cfg.get("suite") is not None:  # a suite leaves out a set whose folder is missing
         _, missing = split_by_folder(cfg.suite.sets)
         nodes = {path: node for path, node in nodes.items() if path not in {f"suite.sets.{name}" for name in missing}}
     for path, node in nodes.items():
@@ -171,7 +172,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Say in one line that a library's thread found the disk full; TensorBoard's caller gets the error, too."""
+    """Print one line if a library's thread fails on a full disk; TensorBoard also raises this error in its caller."""
     reason = no_room(failed.exc_value) if failed.exc_value is not None else None
     if reason is None:
         threading.__excepthook__(failed)
@@ -182,7 +183,7 @@ def _report_thread(failed: threading.ExceptHookArgs) -> None:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a user's mistake without a traceback and exit; any other error is a bug and keeps its traceback."""
+    """Print a user's error without a traceback and exit; any other error is a bug and keeps its traceback."""
     threading.excepthook = _report_thread
     try:
         yield
@@ -193,7 +194,7 @@ def user_errors() -> Iterator[None]:
         _fail(in_one_line(error) if cause is None else str(cause))
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
-    except Exception as error:  # after Hydra's errors, some of which are OSErrors
+    except Exception as error:  # after Hydra's errors, because some of them are OSErrors
         message = path_in_one_line(error, is_hydras(error)) or memory_in_one_line(error)
         if message is None and is_hydras(error) and not isinstance(error, OSError):
             message = in_one_line(error)

@@ -1,6 +1,6 @@
-"""Rules for `hydra.*`: Hydra imports and calls the names in it before `ranker.config.check` runs.
+"""Rules for `hydra.*`: Hydra imports and calls the names in this node before `ranker.config.check` runs.
 
-Every composed configuration passes these rules: that of a run, of a sweep, and of each job of a sweep.
+The configuration of every run, of every sweep and of each job of a sweep is checked against these rules.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CALLBACKS = ("hydra_plugins.ranker_sweeps.SweepFolder", "hydra.experimental.call
 # Packages of Hydra's plugins.
 PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
 SAMPLERS = "optuna.samplers."
-# Interpolations that give text. Any other could insert a node of the configuration, with a `_target_` of its own.
+# Interpolations that give text. Any other interpolation could insert a node with its own `_target_`.
 TEXTS = re.compile(r"\$\{hydra\.(sweep\.(dir|subdir)|run\.dir|runtime\.output_dir|job\.(name|num|id))\}")
-# Keys that hold shell commands, environment variables or paths to write to, with their values in conf/. A file outside
-# conf/ may change one only if the command line sets it as well.
+# Keys that hold shell commands, environment variables or paths to write to -> their values in conf/. A file outside
+# conf/ may change such a key only if the command line sets the same key.
 COMMANDS = {
     "launcher.setup": None,
     "launcher.python": None,
@@ -55,7 +55,7 @@ COMMANDS = {
 
 
 class CheckedLoader(ConfigLoaderImpl):
-    """Hydra's loader of configurations, which refuses those that break a rule."""
+    """Hydra's loader of configurations; it refuses a configuration that breaks a rule."""
 
     _composed: tuple[str | None, list[str], DictConfig] | None = None
 
@@ -69,14 +69,14 @@ class CheckedLoader(ConfigLoaderImpl):
     ) -> DictConfig:
         """Compose a configuration.
 
-        Hydra composes a run's configuration twice, the first time only to read `hydra.mode`. The first result is kept
-        for the second call.
+        Hydra composes the configuration of a run twice: first to read `hydra.mode`, then to use the configuration. The
+        first result is kept and returned by the second call.
 
         Raises:
             ConfigError: Its `hydra` node breaks a rule.
         """
         if not validate_sweep_overrides:  # Hydra looks for `hydra.mode`
-            with suppress(Exception):  # a sweep, or a mistake, which the next call reports
+            with suppress(Exception):  # the next call reports a mistake, and composes a sweep
                 cfg = self.load_configuration(config_name, overrides, RunMode.RUN, from_shell)
                 self._composed = (config_name, [*overrides], cfg)
                 return cfg
@@ -99,7 +99,7 @@ class CheckedLoader(ConfigLoaderImpl):
 
 
 def install() -> None:
-    """Make Hydra use this loader. Launchers pickle it for the processes of their jobs."""
+    """Make Hydra use `CheckedLoader`. Launchers pickle this class for the processes of their jobs."""
     hydra_start.ConfigLoaderImpl = CheckedLoader  # type: ignore[misc, attr-defined]
 
 
@@ -137,7 +137,7 @@ def hydra_faults(content: Mapping[str, Any]) -> list[str]:
 
 
 def _logging_faults(node: Any, path: str) -> list[str]:
-    """Return one fault for each value that would make Python's logging import, call or open something."""
+    """Return one fault for each value that would make Python's logging import a name, call an object or open a file."""
     if isinstance(node, dict):
         faults = [f"{path}.{key}: unknown key" for key in (".", "queue", "listener") if key in node]
         for key in ("class", "()"):
@@ -188,13 +188,13 @@ def _is_sampler(target: str, path: str) -> bool:
 
 
 def _foreign_commands(content: Mapping[str, Any]) -> list[str]:
-    """Return one fault for each of `COMMANDS` that a file outside conf/ may have set and the command line does not."""
+    """Return one fault for each key of `COMMANDS` that a file outside conf/, not the command line, may have set."""
     sources = [source for source in _select(content, "runtime.config_sources") or () if source.get("schema") == "file"]
     if all(Path(source["path"]).resolve().is_relative_to(CONF) for source in sources):
         return []
     overrides: Sequence[str] = _select(content, "overrides.hydra") or ()
     return [
-        f"hydra.{key}: expected it on the command line as well, "
+        f"hydra.{key}: expected the key on the command line as well, "
         f"since {', '.join(source['path'] for source in sources)} may be someone else's"
         for key, default in COMMANDS.items()
         if _select(content, key)

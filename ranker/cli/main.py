@@ -16,13 +16,13 @@ from ranker.cli.usage import answer_help
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, did_you_mean
 
-COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # one per root yaml
+COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # each command has a root yaml
 
-REPLAY = "replay"  # takes a folder and no keys, so it has no yaml
+REPLAY = "replay"  # this command takes a folder and no keys, so it has no yaml
 
 
 def entry_point(command: str) -> Callable[[], Any]:
-    """Hydra's main function of a command; register the typed roots before calling it."""
+    """Return Hydra's main function of a command; call `register` before the main function."""
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)
     def main(cfg: Any) -> float | None:
@@ -33,7 +33,7 @@ def entry_point(command: str) -> Callable[[], Any]:
 
 def run(command: str) -> None:
     """Run a command with the arguments in `sys.argv[1:]`. After a user's mistake, print one line and exit with 1."""
-    gc.disable()  # start-up creates many objects and hardly any garbage; collection is on again when the command begins
+    gc.disable()  # start-up creates many objects and hardly any garbage; `entry` enables collection again
     answer_help(command)
     register(command)
     with user_errors():

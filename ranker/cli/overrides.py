@@ -1,4 +1,4 @@
-"""Text keys keep the typed characters: Hydra would read `name=1e3` as 1000.0, and refuse `name=Zürich`."""
+"""Quote the values of text keys: without quotes, Hydra reads `name=1e3` as 1000.0 and refuses `name=Zürich`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ranker.config.signatures import parameters_of
 from ranker.config.targets import SHARED_KEYS
 from ranker.config.text_keys import text_keys
 
-_PLAIN = re.compile(r"[\w.+:/ -]+", re.ASCII)  # without quotes, brackets and Hydra's functions
-PAIRS = ("explain",)  # keys with one text of two parts; elsewhere a comma separates the jobs of a sweep
+_PLAIN = re.compile(r"[\w.+:/ -]+", re.ASCII)  # a value without quotes, brackets and Hydra's functions
+PAIRS = ("explain",)  # keys whose value is two texts with a comma; elsewhere a comma separates the jobs of a sweep
 _NOT_ASCII = re.compile(r"(?=.*[^\x00-\x7f])[^'\"()\[\]{}$\\=]+")  # Hydra takes these characters only in quotes
 
 
 def quote_texts(command: str, arguments: list[str]) -> list[str]:
-    """Quote those values of text keys that Hydra would read as numbers, true or false, or that are not ASCII.
+    """Quote each value that is not ASCII, and each value of a text key that Hydra would read as a number or boolean.
 
     >>> quote_texts("search", ["explain=q1,7"])
     ["explain='q1,7'"]
@@ -52,13 +52,13 @@ def _quoted(command: str, argument: str) -> str:
 def _is_not_text(part: str) -> bool:
     try:
         return isinstance(OverridesParser.create().parse_override(f"key={part}").value(), (bool, int, float))
-    except HydraException:  # Hydra reports it
+    except HydraException:  # Hydra reports the mistake
         return False
 
 
 @cache
 def takes_text(command: str, key: str) -> bool:
-    """Whether a dotted key takes text and no numbers in each choice of its group that has the key."""
+    """Return whether a dotted key takes text and no numbers, in every choice of its group that has the key."""
     key = as_alone(key)
     group, _, name = key.partition(".")
     if key in text_keys(ROOTS[command]):
@@ -70,7 +70,7 @@ def takes_text(command: str, key: str) -> bool:
 
 
 def _types(text: str, group: str, key: str) -> tuple[str, ...]:
-    """Types that the class of a yaml's node accepts for a dotted key; empty if the class has no such parameter."""
+    """Return the types that the class of a yaml's node accepts for a dotted key; empty without such a parameter."""
     package = re.search(r"^# @package ([\w.]+)$", text, re.M)
     prefix = package.group(1) if package else group
     if not key.startswith(f"{prefix}."):

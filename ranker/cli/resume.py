@@ -1,4 +1,4 @@
-"""A training that continues a run, or starts from a stored model: which keys keep their stored value."""
+"""Decide which keys keep their stored value when a training continues a run or starts from a stored model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ranker.config.stored import load_stored
 from ranker.config.targets import training_keys
 from ranker.errors import ConfigError
 
-# Keys that a resumed run may override, with all keys below them. They say how long, where and how the training runs,
-# and what it keeps and shows. Any other key would make it a different training.
+# Keys that a resumed run may override, with all keys below them. They set how long and where the training runs, and
+# what it stores and shows. Any other key would make the training a different one.
 CHANGEABLE = (
     "trainer",
     "batch.max_tokens",
@@ -31,22 +31,22 @@ CHANGEABLE = (
     "checkpoint",
     "resume",
 )
-# Exceptions from `trainer` above: the node as a whole, and keys that change the training.
+# Exceptions from `trainer` above, which may not be overridden: the node as a whole, and keys that change the training.
 FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 
 def task_overrides() -> list[str]:
-    """The overrides on the command line, without those of `hydra.*`."""
+    """Return the overrides on the command line, except those of `hydra.*`."""
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
 def overrides_of(key: str) -> list[str]:
-    """The overrides on the command line that set a key, or a key below it."""
+    """Return the overrides on the command line that set a key or a key below it."""
     return [override for override in task_overrides() if re.match(rf"\+{{0,2}}{key}[.=]", override)]
 
 
 def run_name(name: str, checkpoint: str | None, resume: bool) -> str:
-    """The name of a run; a resumed run keeps the name of the run that it continues, unless an override sets one."""
+    """Return the name of a run; a resumed run keeps the name of the continued run, unless an override sets a name."""
     stored = Path(checkpoint or "") / "config.yaml"
     if not resume or overrides_of("name") or not stored.is_file():
         return name
@@ -54,7 +54,7 @@ def run_name(name: str, checkpoint: str | None, resume: bool) -> str:
 
 
 def started_from(cfg: DictConfig) -> DictConfig:
-    """Return the configuration with the model and encoder of `checkpoint`; keys that say how to train them are kept.
+    """Return the configuration with the stored model and encoder of `checkpoint`; keys of their training stay as given.
 
     Raises:
         ConfigError: The checkpoint does not come from a training, or the command line sets another key of the model or
@@ -63,14 +63,14 @@ def started_from(cfg: DictConfig) -> DictConfig:
     stored = next(
         (path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None
     )
-    if stored is None:  # a folder of another program: loading it will show what it holds
+    if stored is None:  # a folder of another program; its content is known only when it is loaded
         return cfg
     trained = load_stored(stored)
     _check_kind(trained, Path(cfg.checkpoint), "train")
     if overrides_of("lora"):
         raise ConfigError(
-            f"lora: expected none, since checkpoint={cfg.checkpoint} goes on with its own weights; name its model/ in "
-            "encoder.name to put adapters on it"
+            f"lora: expected none, since checkpoint={cfg.checkpoint} continues with its own weights; to train adapters "
+            "on this model, set encoder.name to its model/"
         )
     if trained.get("passages") is not None and not overrides_of("passages"):
         cfg.passages = trained.passages

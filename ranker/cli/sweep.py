@@ -1,10 +1,8 @@
-"""The jobs of a sweep, each with a record in its folder.
-
-Imports neither Hydra nor torch.
+"""Run the jobs of a sweep and record each job in its folder. This module imports neither Hydra nor torch.
 
 A job writes `job.json` when it starts, and holds a lock beside that file while it runs: a job with status `running` and
-no lock was killed. `summary.csv` in the sweep's folder is computed from these files after each job and at the end, so
-it exists even if the process that started the sweep is killed.
+no lock was killed. `summary.csv` in the sweep's folder is computed from the files `job.json` after each job and at the
+end, so the table exists even if the process that started the sweep is killed.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder of a job th
 
 
 class JobFailed(RankerError):
-    """Raised when a job's separate process ended with an error; that process has already printed the error."""
+    """The error of a job whose separate process failed; that process has already printed the error."""
 
 
 def run_job(
@@ -124,8 +122,8 @@ def _write_text(path: Path, text: str) -> None:
 def run_in_separate_process(command: str, folder: Path, config: str) -> float | None:
     """Run a job in a separate process and return its objective.
 
-    If one process of a multi-device training fails, Lightning kills the training's first process. If that were the
-    sweep's own process, the whole sweep would end.
+    If one process of a multi-device training fails, Lightning kills the training's first process. In a separate
+    process, this does not end the whole sweep.
 
     Args:
         command: The command, `train`.

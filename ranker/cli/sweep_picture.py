@@ -23,7 +23,7 @@ STATUS_MARKERS = {
 
 
 def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> list[tuple[int, float]]:
-    """Pairs (job, best objective of the finished jobs up to that job).
+    """Return a pair (job, best objective among the finished jobs up to this one) for each job.
 
     >>> jobs = [(0, "ok", 0.5), (1, "failed", None), (2, "pruned", 0.9), (3, "ok", 0.4)]
     >>> best_so_far([{"job": job, "status": status, "objective": value} for job, status, value in jobs])
@@ -40,7 +40,7 @@ def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> lis
 
 
 def axis_positions(values: Sequence[str | None]) -> tuple[list[float], list[str] | None, bool]:
-    """Positions of a key's values on an axis.
+    """Return the positions of a key's values on an axis.
 
     Returns:
         The positions, the labels of positions 0, 1, ... (None if all values are numbers), and whether the scale is

@@ -1,4 +1,4 @@
-"""The records of a sweep's jobs, and the table and picture of all jobs. Imports neither Hydra nor torch."""
+"""The records of a sweep's jobs, and the table and picture of all jobs. Needs neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job_folders(sweep: Path) -> Iterator[Path]:
 
 
 def read_job(folder: Path) -> JobRecord:
-    """The record of a job. Its status becomes `killed` if it is `running` and no process holds the lock."""
+    """Return the record of a job. The status `running` becomes `killed` if no process holds the job's lock."""
     row: JobRecord = {
         "job": None,
         "overrides": [],
@@ -49,7 +49,7 @@ def read_job(folder: Path) -> JobRecord:
 
 
 def read_jobs(sweep: Path) -> list[JobRecord]:
-    """The records of all jobs, sorted by number, each with its folder and its measures."""
+    """Return the records of all jobs, sorted by job number, each with its folder and its measures."""
     rows = []
     for folder in job_folders(sweep):
         row = read_job(folder)
@@ -70,7 +70,7 @@ def read_jobs(sweep: Path) -> list[JobRecord]:
 
 
 def swept_values(rows: Sequence[JobRecord]) -> dict[str, list[str | None]]:
-    """Keys whose value differs between jobs -> the value of each job.
+    """Return the keys whose value differs between jobs -> the value in each job.
 
     >>> swept_values([{"overrides": ["loss=lce", "seed=1"]}, {"overrides": ["loss=kl", "seed=1"]}])
     {'loss': ['lce', 'kl']}
@@ -82,7 +82,7 @@ def swept_values(rows: Sequence[JobRecord]) -> dict[str, list[str | None]]:
 
 
 def write_summary(sweep: Path) -> list[JobRecord]:
-    """Write `summary.csv`, one row per job; returns the records, as `read_jobs`."""
+    """Write `summary.csv` with one line per job; return the records of `read_jobs`."""
     rows = read_jobs(sweep)
     columns = swept_values(rows)
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
@@ -115,8 +115,8 @@ def finish_sweep(sweep: Path, maximize: bool = True, min_finished: int | None = 
     Args:
         sweep: The sweep's folder.
         maximize: Whether a higher objective is better.
-        min_finished: The sweep is successful if at least this many jobs finished or were pruned. A search replaces
-            failed trials with new ones, so single failures do not matter. None: no job may fail.
+        min_finished: For a search, which replaces failed trials: the sweep is successful if at least this many jobs
+            finished or were pruned. None: every job must finish or be pruned.
 
     Returns:
         Whether the sweep is successful.
@@ -142,7 +142,7 @@ def finish_sweep(sweep: Path, maximize: bool = True, min_finished: int | None = 
 
 
 def best_job(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> Mapping[str, Any] | None:
-    """The finished job with the best objective; None if no job has an objective."""
+    """Return the finished job with the best objective; None if no job has an objective."""
     done = [row for row in rows if row["status"] == "ok" and row["objective"] is not None]
     return max(done, key=lambda row: row["objective"] if maximize else -row["objective"], default=None)
 
@@ -166,7 +166,7 @@ def print_table(rows: Sequence[JobRecord], maximize: bool = True) -> None:
 
 
 def is_locked(lock: Path) -> bool:
-    """Whether a running process holds a lock file. When a process dies, its system releases its locks."""
+    """Return whether a running process holds a lock file; the operating system releases the locks of a dead process."""
     if not lock.is_file():
         return False
     from filelock import FileLock, Timeout
@@ -174,5 +174,5 @@ def is_locked(lock: Path) -> bool:
     try:
         with FileLock(lock, timeout=0):
             return False
-    except (Timeout, OSError, NotImplementedError):  # whether it is locked is unknown: the job counts as running
+    except (Timeout, OSError, NotImplementedError):  # if the test fails, the job counts as running
         return True

@@ -1,4 +1,4 @@
-"""The text of `--help`: groups with their choices, and keys with the comments of the configuration files."""
+"""Write the text of `--help`: groups with their choices, and keys with the comments of the configuration files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranker.config.roots import CONF
 def answer_help(command: str) -> None:
     """If the command line has --help or -h, print the help of a command and exit.
 
-    Hydra's own help takes seconds with this many groups, and drops the comments that explain the keys.
+    This function replaces Hydra's help, which takes seconds with so many groups and omits the comments on the keys.
     """
     arguments = sys.argv[1:]
     if not {"--help", "-h"} & set(arguments):
@@ -26,7 +26,7 @@ def answer_help(command: str) -> None:
 
 
 def usage(command: str, arguments: list[str]) -> str:
-    """The help text of a command. If `arguments` set GROUP=CHOICE, it includes the keys of that choice."""
+    """Return the help text of a command; with GROUP=CHOICE in `arguments`, also the keys of that choice."""
     root = CONF / f"{command}.yaml"
     defaults = {
         key.removeprefix("override ").removeprefix("optional "): value
@@ -67,7 +67,7 @@ def usage(command: str, arguments: list[str]) -> str:
 
 
 def _below_defaults(text: str) -> list[str]:
-    """The lines of a root yaml between its list of defaults and its settings of Hydra."""
+    """Return the lines of a root yaml between its list of defaults and its settings for Hydra."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line == "defaults:") + 1
     start = next(i for i in range(start, len(lines)) if not lines[i].startswith("  "))

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @one_run()
 def calibrate(cfg: DictConfig) -> None:
-    """Write `calibration.json` with the map and its quality, the runs that it was computed from, and a picture.
+    """Write `calibration.json` with the fitted map and its quality, the runs behind this map, and a picture.
 
     Raises:
         RankerError: The checkpoint or the data is wrong, or a split has no judged queries.

@@ -1,4 +1,4 @@
-"""`ranker compare`: several runs on the same queries, on one page; torch is imported only if a data source is read."""
+"""`ranker compare`: compare several runs on the same queries; torch is imported only if a data source is read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compare(cfg: DictConfig) -> None:
 def _compare(cfg: DictConfig, page: Report, name: str, runs: Mapping[str, Run], judged: Judged) -> dict[str, Any]:
     """Measure the runs of one set and add the set to the page; return its entry of `comparison.json`."""
     if not any(judged.qrels.values()):
-        raise DataError(f"{name}: expected judgements of its queries, got none; set qrels=FILE")
+        raise DataError(f"{name}: expected judgements of the queries, got none; set qrels=FILE")
     evaluations = {
         label: evaluate(run, judged.qrels, list(cfg.measures), judged.relevance) for label, run in runs.items()
     }
@@ -82,7 +82,7 @@ def _compare(cfg: DictConfig, page: Report, name: str, runs: Mapping[str, Run], 
 
 
 def _charts(evaluations: Mapping[str, Evaluation]) -> list[charts.Chart]:
-    """Draw the first run beside each other one, query by query, by the first measure."""
+    """Draw the first measure of each query, in charts that compare the first run with each of the other runs."""
     (first, before), *others = evaluations.items()
     measure = next(iter(before.means))
     found = []
@@ -96,7 +96,7 @@ def _charts(evaluations: Mapping[str, Evaluation]) -> list[charts.Chart]:
 
 
 def print_means(name: str, compared: Mapping[str, Any]) -> None:
-    """Print the means of the runs of a set, and the tests of all pairs by the first measure."""
+    """Print the mean measures of each run of a set, and the tests of the first measure for all pairs of runs."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

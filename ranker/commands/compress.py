@@ -1,4 +1,4 @@
-"""`ranker compress`: a smaller model with some of a trained ranker's layers, attention heads and feed-forward units."""
+"""`ranker compress`: make a trained ranker smaller: cut layers, attention heads and feed-forward units out of it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _check(cfg: DictConfig, path: Path, source: Path, scorer: Any) -> None:
     Args:
         cfg: The configuration.
         path: The checkpoint.
-        source: Its model folder.
+        source: The model folder of the checkpoint.
         scorer: The model.
 
     Raises:
@@ -128,7 +128,7 @@ def _check(cfg: DictConfig, path: Path, source: Path, scorer: Any) -> None:
     if not source.is_dir() or cfg.weights != "best":
         raise ConfigError(f"checkpoint: expected a finished run or a model folder, got {path} without model/")
     if cfg.tune and not (path / "config.yaml").is_file():
-        raise ConfigError(f"tune: expected false without a run, whose training is repeated, got true with {path}")
+        raise ConfigError(f"tune: expected false without a run folder to train again, got true with {path}")
     encoder_folder(source)
     if cfg.heads < 1:
         head_outputs(scorer.encoder.model, scorer.encoder.num_layers)
@@ -136,13 +136,13 @@ def _check(cfg: DictConfig, path: Path, source: Path, scorer: Any) -> None:
         raise ConfigError(f"checkpoint: expected a model that scores each doc alone, got {type(scorer).__name__}")
     if isinstance(scorer, EarlyExit):
         raise ConfigError(
-            f"checkpoint: expected a model without early heads, whose layers are fixed, got {path}; inference.exit= "
-            "leaves layers out"
+            f"checkpoint: expected a model without early heads, got {path}, whose early heads fix its layers; "
+            "set inference.exit= to score with fewer layers"
         )
 
 
 def _tune(run: Path, folder: Path) -> None:
-    """Train `model/` further with the configuration of the run that it was cut from, into `tuned/`."""
+    """Train the smaller model of `model/` with the configuration of the original run, and write it to `tuned/`."""
     training = load_stored(run / "config.yaml")
     training.checkpoint, training.resume = str(folder / "model"), False
     tuned = folder / "tuned"
@@ -168,7 +168,7 @@ def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: list[RankBatch
 
 
 def _heads(importances: list[Tensor], layers: list[int], share: float) -> list[list[int]]:
-    """Return the heads to keep in each layer: a share of the heads of the kept layers, and all heads of the others."""
+    """Return the heads to keep in each layer: a share of them in the kept layers, all of them in the other layers."""
     kept = dict(zip(layers, kept_heads([importances[layer] for layer in layers], share), strict=True))
     return [kept.get(layer, list(range(len(part)))) for layer, part in enumerate(importances)]
 
@@ -203,7 +203,7 @@ def _batches(
 
 
 def _seconds(scorer: Any, batches: list[RankBatch]) -> float:
-    """Return the time to score the batches, the best of three."""
+    """Return the seconds to score the batches: the shortest of three measurements."""
     best = float("inf")
     with torch.no_grad():
         for _ in range(3):

@@ -42,7 +42,7 @@ def _evaluate_file(cfg: DictConfig) -> None:
     written = write_evaluation(
         folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name
     )
-    if baseline and written["measures"]:  # there are none if no query is judged
+    if baseline and written["measures"]:  # without judged queries there are no measures
         from ranker.evaluation import pictures
 
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
@@ -55,7 +55,7 @@ def _evaluate_file(cfg: DictConfig) -> None:
 
 
 def run_name(path: Path) -> str:
-    """A run file's name without its endings, used as tag and folder name.
+    """Return the name of a run file without its endings, as a tag and a folder name.
 
     Blanks become `_`. Leading dots are dropped, because they would hide the folder.
 

@@ -1,4 +1,4 @@
-"""`ranker export`: write a trained model for other programs; keep it if its scores are those of the original."""
+"""`ranker export`: write a trained model for other programs; keep the export if its scores equal the original's."""
 
 from __future__ import annotations
 

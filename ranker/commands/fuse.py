@@ -61,7 +61,7 @@ def _weights(cfg: DictConfig, count: int) -> list[float] | None:
         )
     if cfg.tune.qrels is not None:
         raise ConfigError(
-            f"weights: expected null beside tune.qrels, which chooses them, got {weights!r}; leave it out"
+            f"weights: expected null beside tune.qrels, which chooses the weights, got {weights!r}; leave weights out"
         )
     return [float(weight) for weight in weights]
 
@@ -79,12 +79,12 @@ def _tuned(cfg: DictConfig, method: fusion.Fusion, runs: list[Run]) -> tuple[lis
     queries = [query_id for query_id in qrels if any(query_id in run for run in dev)]
     if not queries:
         raise ConfigError(
-            f"tune.qrels: expected judgements of queries that the runs have, got {cfg.tune.qrels} with none of them"
+            f"tune.qrels: expected judgements of queries of the runs, got {cfg.tune.qrels} with none of these queries"
         )
     weights, trials = fusion.tune(dev, method, qrels, cfg.tune.measure, cfg.tune.step, cfg.tune.relevance)
     if any(query_id in run for query_id in queries for run in runs):
         log.warning(
-            "tune: the weights were chosen on queries of the fused run; measure it on other queries, or set tune.runs"
+            "tune: the weights were chosen on queries of the run; measure the run on other queries, or set tune.runs"
         )
     log.info("tune: %d trials on %d queries", len(trials), len(queries))
     return weights, {"measure": cfg.tune.measure, "queries": len(queries), "trials": trials}

@@ -62,7 +62,7 @@ def _write(cfg: DictConfig, folder: Path, collection: Collection, scores: dict[s
     Args:
         cfg: The configuration.
         folder: The run folder.
-        collection: Its candidates are the docs that were scored.
+        collection: The collection; its candidates are the docs that were scored.
         scores: Teacher -> scores [pairs]; NaN where a given run has no score.
     """
     assert collection.candidates is not None
@@ -95,7 +95,7 @@ def _write(cfg: DictConfig, folder: Path, collection: Collection, scores: dict[s
 
 
 def _where(candidates: Candidates, kept: np.ndarray) -> Candidates:
-    """Return the kept docs, bool [pairs], without queries that have none left."""
+    """Return the candidates where `kept`, bool [pairs], is true; a query without kept docs is left out."""
     part = candidates.where(kept)
     counts = np.diff(part.offsets)
     ids = [query_id for query_id, count in zip(part.query_ids, counts, strict=True) if count]

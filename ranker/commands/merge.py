@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 def merge(cfg: DictConfig) -> None:
     """Write `model/` with the merged weights into the run folder. Adapters are merged into their weights first.
 
-    With `tune.measure` the shares are searched on the queries of `split`, and `merge.json` has them and all trials.
+    With `tune.measure`, a search on the queries of `split` chooses the shares; `merge.json` has the shares and all
+    trials.
 
     Raises:
         RankerError: A run can't be loaded, or the runs do not fit together.
@@ -35,7 +36,7 @@ def merge(cfg: DictConfig) -> None:
     descriptions = [OmegaConf.create(read_description(path)) for path in paths]
     described = next((part for part in descriptions if part.get("encoder") and part.get("model")), None)
     if described is None:
-        raise ConfigError("runs: expected at least one run of this program, got folders of other programs alone")
+        raise ConfigError("runs: expected at least one run of this program, got only folders of other programs")
     scorers = []
     for path in paths:
         scorer = load_scorer(path, cfg.weights, trust_remote_code=cfg.trust_remote_code)

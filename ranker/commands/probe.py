@@ -77,7 +77,7 @@ def probe(cfg: DictConfig) -> None:
     options = cfg_values(cfg)
     dashboards.start([logger], options, OmegaConf.to_yaml(cfg, resolve=True))
     run_probe(folder, options, splits, tasks, subject, logger)
-    if isinstance(logger, TensorBoardLogger):  # wandb has them from the report
+    if isinstance(logger, TensorBoardLogger):  # wandb gets the pictures with the report
         dashboards.show_pictures([logger], folder)
         logger.finalize("success")
 
@@ -90,7 +90,7 @@ def run_probe(
     subject: Subject,
     logger: Any | None = None,
 ) -> Results:
-    """Probe, compare, and leave `probe_results.csv`, `codes/`, `data/`, `pictures/`, `report.md` and `result.json`.
+    """Probe, compare, and write `probe_results.csv`, `codes/`, `data/`, `pictures/`, `report.md` and `result.json`.
 
     Args:
         folder: The run folder.
@@ -98,7 +98,7 @@ def run_probe(
         splits: Collections to take the pairs from.
         tasks: Probing tasks.
         subject: The encoder or ranker to probe.
-        logger: Lightning's WandbLogger gets the results; other loggers get nothing.
+        logger: Lightning's logger; only a WandbLogger gets the results.
 
     Raises:
         RankerError: An option, a file or a label is wrong.
@@ -172,7 +172,7 @@ def _device(name: str) -> torch.device:
 
 
 def _second(compare: str | None, weights: str) -> tuple[Subject | None, Results | None]:
-    """A second ranker to probe, or the results of an earlier probing run."""
+    """Return a second ranker to probe, or the results of an earlier probing run; both are None without `compare`."""
     if compare is None:
         return None, None
     if (Path(compare) / "probe_results.csv").is_file():
@@ -207,14 +207,14 @@ def check_earlier(
         if other is not None:
             raise ConfigError(
                 f"compare: {task}: expected an earlier run with {other}={our_coding[other]}, "
-                f"got {their_coding.get(other, 'one that does not say')}; set it as it was there, or probe again"
+                f"got {their_coding.get(other, 'a run without this option')}; set the same value, or probe again"
             )
         if ours["data_hash"] != theirs["data_hash"]:
             raise ConfigError(
                 f"compare: {task}: expected an earlier run on the same pairs, spans and labels "
                 f"(data hash {ours['data_hash']}), got {theirs['data_hash']}; set data, split, max_pairs, "
-                "docs_per_query, depth, seed, group_by, val_fraction and test_fraction as they were there, or probe "
-                "both rankers in one run: set compare to the folder of the other ranker"
+                "docs_per_query, depth, seed, group_by, val_fraction and test_fraction as in the earlier run, or "
+                "probe both rankers in one run: set compare to the folder of the other ranker"
             )
         probed = earlier.by_layer(model, task)
         known = sorted({result.seed for results in probed.values() for result in results})

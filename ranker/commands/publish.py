@@ -1,4 +1,4 @@
-"""`ranker publish`: a run as a folder for others, or on the hub: weights, settings, test runs and a model card."""
+"""`ranker publish`: write or upload a run for others: weights, settings, test runs and a model card."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ from ranker.assembly.run import one_run
 @one_run()
 def publish(cfg: DictConfig) -> None:
     """Write the folder of `to=`, or upload it with `to=hub:NAME`."""
-    run_folder.discard(Path(HydraConfig.get().runtime.output_dir))  # all that is written goes to `to`
+    run_folder.discard(Path(HydraConfig.get().runtime.output_dir))  # all files are written to `to`
     publish_checkpoint(cfg)

@@ -33,7 +33,8 @@ def replay(dump: Path) -> tuple[float, float]:
 
     Raises:
         CheckpointError: The folder is not a stored step.
-        ConfigError: Its configuration has a value that is not allowed in a stored file, which may be someone else's.
+        ConfigError: The stored configuration has a value that a stored file may not have, since the file may be someone
+            else's.
     """
     step, weights, about = read_dump(dump)
     cfg = load_stored(dump / "config.yaml")

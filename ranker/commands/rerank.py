@@ -46,8 +46,8 @@ def _rerank_file(cfg: DictConfig) -> None:
     calibration = read_calibration(cfg.checkpoint, cfg.probabilities, cfg.calibration)
     if calibration is not None and not calibration.keeps_order:
         raise ConfigError(
-            f"probabilities: expected a map of different scores to different probabilities with run=, such as "
-            f"platt, got {calibration.method}, with which a run file would lose the order of docs"
+            f"probabilities: with run=, expected a map that keeps different scores different, such as platt, "
+            f"got {calibration.method}, which can give two docs the same probability"
         )
     queries, docs = read_queries(Path(cfg.queries)), JsonlDocs(Path(cfg.docs))
     candidates = read_candidates(Path(cfg.run))
@@ -74,7 +74,7 @@ def _rerank_file(cfg: DictConfig) -> None:
 
 
 def _answer(reranker: Reranker, request: Any, number: int, top_k: int | None) -> dict[str, Any]:
-    """Return the answer to one line; it repeats the keys of the line except docs and top_k."""
+    """Return the answer to one line; the answer repeats all keys of the line except docs and top_k."""
     where = f"standard input:{number}"
     if not isinstance(request, dict) or not isinstance(request.get("query"), str):
         raise DataError(f'{where}: expected a JSON object with "query" and "docs", got {request!r:.200}')

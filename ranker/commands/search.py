@@ -59,7 +59,7 @@ def search(cfg: DictConfig) -> None:
         rehearse_fabric(cfg)
         if cfg.inference.quantize is not None:
             check_quantize(cfg.inference.quantize, cfg.trainer.accelerator)
-        _index(cfg)  # discarded; it only reports wrong options before the docs are encoded
+        _index(cfg)  # only to report wrong options before the docs are encoded
     candidates = None if cfg.candidates is None else read_candidates(Path(cfg.candidates))
     pair = explained_pair(cfg.explain)
     source = cfg.data if cfg.data is not None else trained.data
@@ -79,7 +79,7 @@ def search(cfg: DictConfig) -> None:
         engines: dict[str, Any] | None = bm25_engines(everything, instantiate(cfg.model))
     else:
         engines = _vector_engines(cfg, trained, everything, folder)
-    if engines is None:  # a process other than the first; its part of the encoding is done
+    if engines is None:  # not the first process: its part of the encoding is done
         return
     page = Report(cfg)
     report = {
@@ -100,7 +100,7 @@ def search(cfg: DictConfig) -> None:
 
 
 def _check_model(cfg: DictConfig) -> DictConfig:
-    """Check `model`, `checkpoint` and `data`; return the description of the checkpoint, which is empty for BM25."""
+    """Check `model`, `checkpoint` and `data`; return the stored configuration of the checkpoint, empty for BM25."""
     if (cfg.model is None) == (cfg.checkpoint is None):
         raise ConfigError(
             "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got "
@@ -134,7 +134,7 @@ class _Compared(NamedTuple):
 
 
 def _search(cfg: DictConfig, folder: Path, engine: Any, name: str, what: _Compared, page: Report) -> dict[str, Any]:
-    """Search one set, write and measure its run; returns times and counts."""
+    """Search one set, then write and measure its run; return times and counts."""
     collection, baseline, candidates = what
     compared = baseline and allowed_run(collection, baseline)
     label = "baseline" if compared else "first stage"
@@ -179,9 +179,9 @@ def _vector_engines(
             raise ConfigError(f"{key}: expected null for {type(scorer).__name__}, which has no terms, got {cfg[key]!r}")
     if scorer.vectors == "windows":
         raise ConfigError(
-            f"checkpoint: expected a model with one vector per doc to search with, got one with a vector for each "
-            f"window of a doc ({cfg.checkpoint}); evaluate.py re-ranks with it, and passages=parade_attention, "
-            "parade_transformer and firstp give one vector"
+            f"checkpoint: expected a model with one vector per doc, got one with a vector for each window of a doc "
+            f"({cfg.checkpoint}); re-rank with evaluate.py, or train with passages=parade_attention, "
+            "parade_transformer or firstp, which give one vector per doc"
         )
     limits = text_limits(scorer, trained)
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)

@@ -78,7 +78,7 @@ def _token(cfg: DictConfig) -> bytes | None:
 
 
 def _load(cfg: DictConfig) -> Model:
-    """Load the model; called in the thread that runs it, so that the server can answer in the meantime."""
+    """Load the model. The model's own thread calls this function, so that the server can answer in the meantime."""
     from ranker.assembly.reranker import Reranker
     from ranker.serving.interface import require_finite
     from ranker.serving.model import RerankerModel

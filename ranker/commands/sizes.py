@@ -1,4 +1,4 @@
-"""`ranker sizes`: search with one dpr model at each pair of a number of layers and a size of the vectors."""
+"""`ranker sizes`: search with one dpr model for each combination of a number of layers and a vector size."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def sizes(cfg: DictConfig) -> None:
     device = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)
     precision = str(fabric.strategy.precision.precision)
     rows: list[dict[str, Any]] = []
-    whole: dict[str, Run] = {}  # set -> the run with all layers and the full size, to compare others with
+    whole: dict[str, Run] = {}  # set -> the run with all layers and the full size, the baseline of the others
     for number in reversed(layers):
         vectors = folder / "vectors"
         started = time.perf_counter()
@@ -118,7 +118,7 @@ def sizes(cfg: DictConfig) -> None:
 
 
 def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: DictConfig, limits: TextLimits) -> None:
-    """Write a model with some lower layers and first dimensions; it truncates texts as the whole model does.
+    """Write a model with the lowest layers and the first dimensions; the text limits are those of the whole model.
 
     Args:
         folder: The new folder.
@@ -140,7 +140,7 @@ def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: Dict
 
 
 def _numbers(key: str, given: Any, trained: Any, largest: int) -> list[int]:
-    """Return the chosen layers or sizes, ascending; by default those of the training, and the largest one."""
+    """Return the chosen layers or sizes, ascending; by default those of the training and the largest of the model."""
     chosen = given if given is not None else [*(trained or ()), largest]
     numbers = sorted({int(number) for number in chosen})
     if not numbers or not 1 <= numbers[0] <= numbers[-1] <= largest:
@@ -175,13 +175,13 @@ def _searched(
     device: Device,
     whole: dict[str, Run],
 ) -> dict[str, Any]:
-    """Search a set at one pair of layers and size, and write its run; returns measures, sizes and times."""
+    """Search a set with one number of layers and one size, write the run, and return measures, sizes and times."""
     (scorer, layers, dim), (name, collection) = model, what
     short = Shortened(store, dim)
     index = open_index(short, index_of(scorer, instantiate(cfg.index)))
     engine = VectorEngine(scorer.smaller(layers, dim), data.collator(collection), short, index, device)
     run, figures = search_set(engine, collection, cfg.depth, cfg.latency_queries)
-    compared = whole.setdefault(name, run)  # the first pair is all layers and the full size
+    compared = whole.setdefault(name, run)  # the first call has all layers and the full size
     written = write_evaluation(
         folder / "evaluation" / name / f"layers-{layers}-dim-{dim}",
         run,

@@ -82,7 +82,7 @@ def train(cfg: DictConfig) -> float | None:
     elif best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
-        _save(cfg, folder, scorer)  # before the test, so that an error in the test does not lose it
+        _save(cfg, folder, scorer)  # before the test: the model is kept if the test fails
         if scorer.reads == "pairs":
             warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -122,13 +122,13 @@ def _module(cfg: DictConfig, folder: Path, scorer: Scorer, steps_per_epoch: int)
         list(cfg.measures),
         loss=build_loss(cfg),
         optimization=optimization_of(cfg, steps_per_epoch),
-        # a sharded step can't be stored to be repeated
+        # a step of sharded weights can't be stored for `ranker replay`
         nonfinite=NonFiniteOptions(cfg.nonfinite, None if cfg.trainer.strategy == FSDP else folder / "nonfinite"),
     )
 
 
 def _save(cfg: DictConfig, folder: Path, scorer: Scorer) -> None:
-    """Write `model/`, and `merged/` if adapters are to be added to the weights."""
+    """Write `model/`, and with `lora.merge` also `merged/`, the model with the adapters added to its weights."""
     save_model(folder / "model", scorer, cfg)
     if OmegaConf.select(cfg, "encoder.lora.merge", default=False):
         save_merged(folder / "merged", scorer, cfg)
@@ -150,7 +150,7 @@ def _report(
 
 
 def _step_of(best: SaveBest) -> int | None:
-    """The optimizer step of the best checkpoint; None without one."""
+    """Return the optimizer step of the best checkpoint; None if there is no checkpoint."""
     if not best.best_model_path or not Path(best.best_model_path).is_file():
         return None
     return int(read_checkpoint(Path(best.best_model_path), mmap=True)["global_step"])

@@ -1,4 +1,4 @@
-"""`check` a composed configuration: all faults in one error, before torch or any other slow package is imported."""
+"""Check a composed configuration: one error lists all faults, before torch or another slow package is imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One line per fault: dotted key, expected value, actual value, how to fix it.
     """
-    groups = group_faults(cfg)  # the other checks read the nodes of these groups
+    groups = group_faults(cfg)  # these faults come first, because the other checks read the nodes of the groups
     missing = [] if groups else missing_keys(cfg)
     if groups or any("." not in fault.split(":")[0] for fault in missing):
         raise ConfigError("\n".join(map(shorten, [*untrusted(OmegaConf.to_container(cfg), ""), *groups, *missing])))
@@ -52,7 +52,7 @@ def fill_in(cfg: DictConfig) -> None:
 
 
 def _model_rules(cfg: DictConfig) -> Any:
-    """The module `check` of the package that defines the model (ranker/multitask/check.py); None if it has none.
+    """Return the module `check` of the model's package, such as ranker/multitask/check.py; None if there is none.
 
     Such a module has `KEYS` (keys of the model's node whose values it checks), `faults_of(model, encoder)` and
     `fill_in(cfg)`.

@@ -23,7 +23,7 @@ def evaluation_faults(cfg: DictConfig) -> list[str]:
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
     if cfg.run is not None and cfg.orders > 1:
-        faults.append(f"orders: expected 1 with run=, which has fixed scores, got {cfg.orders}; set checkpoint=")
+        faults.append(f"orders: expected 1 with run=, whose scores are fixed, got {cfg.orders}; set checkpoint=")
     for key, least in (("window", 2), ("stride", 1)):
         value = cfg.lists[key]
         if not (value is None or value == "auto" or (isinstance(value, int) and value >= least)):
@@ -51,7 +51,7 @@ def teacher_faults(cfg: DictConfig) -> list[str]:
 
 
 def reranking_faults(cfg: DictConfig) -> list[str]:
-    """Check what `ranker rerank` needs besides `run`: the files with the texts of its ids."""
+    """Check that `ranker rerank` has, besides `run`, the files with the texts of the run's queries and docs."""
     if "top_k" not in cfg or cfg.run is None:
         return []
     return [
@@ -77,14 +77,14 @@ def merging_faults(cfg: DictConfig) -> list[str]:
     ):
         faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
     if shares is not None and OmegaConf.select(cfg, "tune.measure") is not None:
-        faults.append(f"shares: expected null with tune.measure, which searches them, got {shares!r}")
+        faults.append(f"shares: expected null with tune.measure, which searches for the shares, got {shares!r}")
     if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
-        faults.append(f"interpolation: slerp takes two runs, got {len(runs)}; linear takes any number")
+        faults.append(f"interpolation: slerp takes two runs, got {len(runs)} runs; set linear, which takes any number")
     return faults
 
 
 def pretraining_faults(cfg: DictConfig) -> list[str]:
-    """Check what `ranker pretrain` starts from: an encoder, all of whose weights are trained, or a run to continue."""
+    """Check the start of `ranker pretrain`: an encoder without adapters, or a run to continue."""
     if "objective" not in cfg:
         return []
     faults = []

@@ -26,7 +26,7 @@ def mix_faults(cfg: DictConfig) -> list[str]:
     if "loss" not in cfg and "qrels" not in cfg:
         return [f"data: expected a single set for this command, got a mix ({', '.join(sets)}); choose another source"]
     faults = [
-        f"data.{key}: expected it in a set of the mix, got {cfg.data[key]!r}; set +data.sets.NAME.{key}=..."
+        f"data.{key}: expected this key in a set of the mix, got {cfg.data[key]!r}; set +data.sets.NAME.{key}=..."
         for key in ("negatives", "teacher", "random_negatives")
         if cfg.data.get(key)
     ]
@@ -50,7 +50,7 @@ def mix_faults(cfg: DictConfig) -> list[str]:
 
 
 def _source(path: str, node: DictConfig) -> list[str]:
-    """Check the values of these keys in one source.
+    """Check the keys that every source has, in one source.
 
     Args:
         path: Dotted path of the source's node.
@@ -87,7 +87,7 @@ def _source(path: str, node: DictConfig) -> list[str]:
 
 
 def suite_faults(cfg: DictConfig) -> list[str]:
-    """Check a suite: its keys and its sets; refuse keys that are for a single set."""
+    """Check the keys and sets of a suite; refuse the keys that only a single set may have."""
     suite = cfg.get("suite") if is_set(cfg, "suite") else None
     if suite is None:
         return []

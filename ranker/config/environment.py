@@ -1,4 +1,4 @@
-"""What a configuration needs of this machine: files that exist, folders that can be written to, a login of wandb."""
+"""Check that this machine has what a configuration needs: existing files, writable folders, a login of wandb."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _folders(cfg: DictConfig) -> list[str]:
 
 
 def _unwritable(path: Path) -> list[str]:
-    """Why a folder, which need not exist yet, can't be written to; empty if it can."""
+    """Return why a folder, which need not exist yet, is not writable; empty if it is writable."""
     try:
         existing = next(
             folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists() or folder.is_symlink()

@@ -1,4 +1,4 @@
-"""Rules on the groups of a training step: their sizes, and what their labels may be."""
+"""Rules for the query groups of a training step: the sizes and the labels of the groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ranker.config.targets import is_trusted
 
 
 def faults_of(cfg: DictConfig) -> list[str]:
-    """Return one fault for each rule on the groups that a configuration breaks."""
+    """Return one fault for each of these rules that a configuration breaks."""
     batch = cfg.get("batch")
     if batch is None or "docs" not in batch or batch.docs < 1:
         return []
@@ -33,12 +33,12 @@ def faults_of(cfg: DictConfig) -> list[str]:
 
 
 def _needs_negatives(loss: str) -> bool:
-    """Whether a loss learns nothing from relevant docs only; false if its class has `needs_negatives = False`."""
+    """Return whether a loss needs docs that are not relevant; false if its class has `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
 
 
 def _novelty(cfg: DictConfig) -> list[str]:
-    """Check `batch.novelty`: it gives label 0 to some docs, so 0 must be the lowest label of a group."""
+    """Check `batch.novelty`: this option gives label 0 to some docs, so 0 must be the lowest label of a group."""
     novelty = cfg.batch.get("novelty")
     if novelty is None:
         return []
@@ -48,8 +48,8 @@ def _novelty(cfg: DictConfig) -> list[str]:
     if OmegaConf.select(cfg, "mining.every") is not None:
         faults.append(f"batch.novelty: expected null with mining.every={cfg.mining.every}, got {novelty}")
     faults += [
-        f"batch.novelty: expected null with {path}.teacher, whose scores may be below 0; 0 is the label of a doc that "
-        f"repeats another and has to be the lowest one; got {novelty}"
+        f"batch.novelty: expected null with {path}.teacher, got {novelty}; a doc that repeats another gets label 0, "
+        "which must be the lowest label, but scores of a teacher may be below 0"
         for path, node in source_nodes(cfg).items()
         if node.get("teacher")
     ]

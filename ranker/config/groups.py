@@ -1,4 +1,4 @@
-"""The shape of a configuration: missing and unknown keys, and groups that do not consist of keys and values."""
+"""Check for missing keys, for unknown keys, and for groups that do not consist of keys and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def missing_keys(cfg: DictConfig) -> list[str]:
     """Return one fault for each key that needs a value and has none."""
     keys = sorted(OmegaConf.missing_keys(cfg))
     root: Any = OmegaConf.get_type(cfg)
-    if root in ROOTS.values():  # `~key` on the command line deletes one
+    if root in ROOTS.values():  # `~key` on the command line deletes a key
         keys += [key for key in known_keys(root) if not _has(cfg, key)]
     return [f"{key}: expected a value, got none; set {key}=..." for key in dict.fromkeys(keys)]
 
@@ -40,7 +40,7 @@ def is_set(cfg: DictConfig, key: str) -> bool:
 
 
 def group_faults(cfg: DictConfig) -> list[str]:
-    """Return one fault for each group or typed node that is null or a plain value where keys and values are needed."""
+    """Return one fault for each group or typed node that is null or a plain value but must have keys and values."""
     root: Any = OmegaConf.get_type(cfg)
     required = [entry.name for entry in fields(root) if entry.default is not None] if root in ROOTS.values() else []
     faults = []
@@ -76,7 +76,7 @@ def _without_target(group: str, node: DictConfig) -> list[str]:
 
 
 def unknown_keys(cfg: Mapping[Any, Any], root: Any) -> list[str]:
-    """Return one fault for each key, of a configuration or of its typed nodes, that the typed root lacks."""
+    """Return one fault for each key of a configuration or of its typed nodes that the typed root does not have."""
     typed = {
         "": root,
         **{entry.name: entry.default_factory for entry in fields(root) if is_dataclass(entry.default_factory)},
@@ -92,7 +92,7 @@ def unknown_keys(cfg: Mapping[Any, Any], root: Any) -> list[str]:
 
 
 def schema_of(cfg: DictConfig) -> type:
-    """The typed root of a configuration: the one that it was composed with, else the one that fits its keys best."""
+    """Return the typed root that the configuration was composed with, else the root that fits its keys best."""
     root: Any = OmegaConf.get_type(cfg)
     schema: type = root if root in ROOTS.values() else root_of(cfg)
     return schema

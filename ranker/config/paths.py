@@ -1,4 +1,4 @@
-"""Settings that are paths, made absolute: a stored configuration then means the same in every working directory."""
+"""Make paths in a configuration absolute, so that it means the same in every working directory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ranker.config.roots import CONF
 from ranker.config.sets import source_nodes
 from ranker.config.signatures import parameters_of
 
-# Keys that are always paths. In `data`, `probe`, `model` and `distill`, parameters of a `_target_` with the annotation
-# `Path` are paths too.
+# Keys that are always paths. Parameters with the annotation `Path` are paths, too, in the `_target_` of `data`,
+# `probe`, `model` and `distill`.
 PATHS = (
     "checkpoint",
     "compare",
@@ -34,9 +34,9 @@ PATHS = (
     "reader.answers",
     "encode.folder",
 )
-READER = "reader"  # the value of `teacher` that is no path
-DATA_PATHS = ("negatives", "teacher", "expansion")  # keys of every source
-# Keys that are paths if there is a file or folder of that name; otherwise a word (`bm25`) or the id of a model.
+READER = "reader"  # this value of `teacher` is not a path
+DATA_PATHS = ("negatives", "teacher", "expansion")  # keys of every source that are paths
+# Keys that are paths if a file or folder with that name exists; otherwise words (`bm25`) or ids of models.
 PATHS_IF_EXISTING = ("baseline", "encoder.name", "reader.name")
 DATA_PATHS_IF_EXISTING = ("train_candidates", "candidates")
 # The source whose `candidates` are relative to its `path`.
@@ -47,7 +47,7 @@ ROWS_FILES = ("train", "val", "test", "docs", "queries")
 
 
 def make_absolute(cfg: DictConfig) -> None:
-    """Replace relative paths by absolute ones, in place; `~/...` stays, since it means the same everywhere."""
+    """Replace relative paths by absolute paths in place; `~/...` means the same everywhere and stays."""
     for key in PATHS:
         if key == "teacher" and OmegaConf.select(cfg, key) == READER:
             continue
@@ -67,7 +67,7 @@ def make_absolute(cfg: DictConfig) -> None:
 
 
 def _replace_in_source(node: DictConfig) -> None:
-    """Make the paths in a source's node absolute, except those that its signature declares."""
+    """Make the paths in a source's node absolute, except the parameters that its signature declares as paths."""
     for key in DATA_PATHS:
         _replace(node, key, if_existing=False)
     for key in DATA_PATHS_IF_EXISTING:
@@ -128,7 +128,7 @@ def _replace(cfg: DictConfig, key: str, if_existing: bool) -> None:
     Args:
         cfg: The configuration, or a node of it.
         key: Dotted key.
-        if_existing: If true, a value stays as it is where no such file or folder exists.
+        if_existing: If true, a value changes only if the file or folder exists.
     """
     value: Any = OmegaConf.select(cfg, key)
     if isinstance(value, str):
@@ -153,5 +153,5 @@ def _absolute(value: str, if_existing: bool) -> str:
 
 
 def _exists(value: str) -> bool:
-    """Whether there is a file or folder of that name, or one that the pattern matches."""
+    """Return whether a file or folder has this name, or matches this glob pattern."""
     return Path(value).exists() or (glob.has_magic(value) and next(glob.iglob(value, recursive=True), None) is not None)  # noqa: PTH207

@@ -22,7 +22,7 @@ def _root(command: str) -> type:
 
 
 _COMMANDS = sorted(module.name for module in pkgutil.iter_modules(keys.__path__))
-# train comes first, see `root_of`
+# train comes first: `root_of` returns the first of several equal roots
 ROOTS: dict[str, type] = {name: _root(name) for name in sorted(_COMMANDS, key=lambda name: name != "train")}
 
 
@@ -33,13 +33,13 @@ def register(command: str | None = None) -> None:
 
 
 def root_of(keys: Iterable[Any]) -> type:
-    """The typed root that lacks the fewest of a configuration's top-level keys; in a tie, that of train.py."""
+    """Return the typed root that lacks the fewest of a configuration's top-level keys; in a tie, the root of train."""
     given = set(map(str, keys))
     return min(ROOTS.values(), key=lambda root: len(given - {entry.name for entry in fields(root)}))
 
 
 def known_keys(root: type, prefix: str = "") -> list[str]:
-    """All dotted keys of a typed root."""
+    """Return all dotted keys of a typed root."""
     found = []
     for entry in fields(root):
         found.append(prefix + entry.name)

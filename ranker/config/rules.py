@@ -1,4 +1,4 @@
-"""Rules between keys: which values of one key exclude or need values of another."""
+"""Rules between keys: a value of one key may exclude or require a value of another key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rule_faults(cfg: DictConfig) -> list[str]:
 
 
 def _shared_prefix(cfg: DictConfig) -> list[str]:
-    """Refuse a shared prefix for models whose rows have none."""
+    """Refuse a shared prefix for models whose inputs have no common prefix."""
     wanted = OmegaConf.select(cfg, "encoder.share_prefix", default=False)
     target = str(OmegaConf.select(cfg, "model._target_"))
     by_pairs = is_trusted(target, "model") and attribute_of(target, "reads", default="") == "pairs"
@@ -41,7 +41,7 @@ def _shared_prefix(cfg: DictConfig) -> list[str]:
 
 
 def _losses(cfg: DictConfig) -> list[str]:
-    """Refuse losses that need more than scores and labels, where the training cannot provide it."""
+    """Refuse a loss that needs more than scores and labels if the training cannot provide the additional input."""
     if "loss" not in cfg:
         return []
     losses = [str((node.get("loss") or cfg.loss).get("_target_")) for node in source_nodes(cfg).values()]
@@ -56,8 +56,8 @@ def _losses(cfg: DictConfig) -> list[str]:
         contrast = cfg.model.get("in_batch_negatives", False)
         if (reference or draws) and ("heads" in cfg.model or contrast or (contrast is None and not taught)):
             faults.append(
-                f"loss: expected another loss than {name} with in-batch negatives and with model=multitask, "
-                f"got loss={name}; model.in_batch_negatives=false"
+                f"loss: expected another loss than {name} with in-batch negatives or with model=multitask, "
+                f"got loss={name}; set another loss or model.in_batch_negatives=false"
             )
         if reference and cfg.get("checkpoint") is None and not cfg.encoder.get("lora"):
             faults.append(
@@ -122,7 +122,7 @@ def _monitored(cfg: DictConfig) -> dict[str, Any]:
             and str(node.get("_target_")).endswith(".EarlyStopping")
             and not OmegaConf.is_missing(node, "monitor")
         ):
-            # where the class allows no null, the check of its signature reports it
+            # if the class does not allow null, the check of its signature reports null
             monitored[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")
     return monitored
 
@@ -136,14 +136,14 @@ def _passages(cfg: DictConfig) -> list[str]:
     length, stride = node.get("length"), node.get("stride")
     if isinstance(length, int) and isinstance(stride, int) and stride > length:
         faults.append(
-            f"passages.stride: expected at most passages.length={length}, got {stride}: no window would have the "
+            f"passages.stride: expected at most passages.length={length}, got {stride}, which would leave out the "
             "tokens between two windows"
         )
     model = str(cfg.model.get("_target_")) if is_set(cfg, "model") else ""
     if is_trusted(model, "model"):
         if attribute_of(model, "takes_windows", default=False) is not True:
             faults.append(
-                f"passages: expected none with {model.rpartition('.')[2]}, which does not score a doc by windows, got "
+                f"passages: expected none with {model.rpartition('.')[2]}, which can't score windows of docs, got "
                 f"{str(node.get('_target_')).rpartition('.')[2]}; choose another model, as monobert, lm_reranker or dpr"
             )
         elif node.get("select", "first") == "bm25" and attribute_of(model, "reads") == "texts":
@@ -152,7 +152,7 @@ def _passages(cfg: DictConfig) -> list[str]:
 
 
 def _distillation(cfg: DictConfig) -> list[str]:
-    """Check `distill`: it is for cross-encoders that read whole docs, and ignores some options, which are refused."""
+    """Check `distill`, which needs a cross-encoder that reads whole docs; refuse options that it would ignore."""
     node = cfg.get("distill") if is_set(cfg, "distill") else None
     if not isinstance(node, DictConfig):
         return []

@@ -1,4 +1,4 @@
-"""The sets of a mix (`data=mixed`) and of a suite: where their nodes are, and which further keys a set of a mix has."""
+"""Find the sets of a mix (`data=mixed`) and of a suite in a configuration; list the further keys of a mix's set."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def is_mixed(node: Any) -> bool:
 
 
 def sets_of(node: Any) -> dict[str, Any]:
-    """Return the nodes of a mix's sets by name; empty for any other `data` node, and for faulty ones."""
+    """Return the nodes of a mix's sets by name; empty if the `data` node is faulty or no mix."""
     sets = node.get("sets") if is_mixed(node) else None
     if not isinstance(sets, Mapping | DictConfig):
         return {}
@@ -62,7 +62,7 @@ def sets_of(node: Any) -> dict[str, Any]:
 
 
 def source_nodes(cfg: DictConfig) -> dict[str, DictConfig]:
-    """Return the dotted path and node of each source: of every set of a mix or suite, or of `data`."""
+    """Return dotted path -> node of each source: `data`, or every set of a mix or a suite."""
     nodes = {f"suite.sets.{name}": node for name, node in suite_of(cfg).items()}
     data = cfg.get("data") if "data" in cfg and not OmegaConf.is_missing(cfg, "data") else None
     if not isinstance(data, DictConfig):
@@ -71,7 +71,7 @@ def source_nodes(cfg: DictConfig) -> dict[str, DictConfig]:
 
 
 def suite_of(cfg: DictConfig) -> dict[str, DictConfig]:
-    """Return the nodes of a suite's sets by name; empty without a suite, and for faulty ones."""
+    """Return the nodes of a suite's sets by name; empty if there is no suite or it is faulty."""
     suite = cfg.get("suite") if "suite" in cfg and not OmegaConf.is_missing(cfg, "suite") else None
     sets = suite.get("sets") if isinstance(suite, DictConfig) else None
     if not isinstance(sets, DictConfig):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The folder of the configuration files: in the package if it was installed from a wheel, else at the top of the
-# repository.
+# The folder of the configuration files. A wheel has it in the package, a repository at its top.
 CONF = next(path for parent in Path(__file__).resolve().parents[1:3] if (path := parent / "conf").is_dir())
-# A text that may look like a number. Typed as `str`, OmegaConf would turn 007 of a yaml into "7"; typed as `Any`, the
+# A text that may look like a number. With the type `str`, OmegaConf would turn 007 in a yaml into "7". With `Any`, the
 # check sees the number and asks for quotes.
 Text = Any
 

@@ -1,4 +1,4 @@
-"""Signatures of classes and functions, read from source files without importing them: importing torch takes seconds."""
+"""Read signatures of classes and functions from source files; an import would also import torch, which is slow."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
     """Parameters of the class or function at a dotted path.
 
     Returns:
-        Name -> parameter; None if the parameters cannot be read from the source, for example because of **kwargs or
-        because it is not Python.
+        Name -> parameter; None if the source does not show the parameters, for example with **kwargs or in a compiled
+        module.
 
     Raises:
         LookupError: There is no such module or name.
@@ -70,7 +70,7 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
 
 @cache
 def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) -> Any:
-    """The literal that a class or its nearest base class sets as a class attribute; `default` if none of them does.
+    """Return the literal value of a class attribute from the class or its nearest base; `default` if no class sets it.
 
     Raises:
         LookupError: There is no such module.
@@ -98,9 +98,9 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
 
 
 def defines(target: str, within: str, depth: int = 0) -> bool:
-    """Whether the class or function at a dotted path is defined in the module that the path names.
+    """Return whether the module that a dotted path names defines the class or function at the path.
 
-    A name that this module imports also counts, if it comes from a module below `within` that defines it.
+    A name that this module imports also counts, if a module below `within` defines the name.
 
     Raises:
         LookupError: There is no such module.
@@ -125,7 +125,7 @@ def defines(target: str, within: str, depth: int = 0) -> bool:
 
 
 def _origin(node: ast.ImportFrom, module: str, path: Path, name: str) -> str:
-    """Dotted path of the object that an import statement binds to a name."""
+    """Return the dotted path of the object that an import statement binds to a name."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for _ in range(node.level - 1):
         package = package.rpartition(".")[0]
@@ -155,7 +155,7 @@ def _locate(target: str) -> tuple[str, str, Path | None]:
     if not module:
         raise LookupError("no module in it")
     top, *inner = module.split(".")
-    spec = importlib.util.find_spec(top)  # not of the whole path: for `a.b`, find_spec would import `a`
+    spec = importlib.util.find_spec(top)  # only the top package: for `a.b`, find_spec would import `a`
     if spec is None or not spec.submodule_search_locations:
         raise LookupError(f"no package {top}")
     path = Path(next(iter(spec.submodule_search_locations)))
@@ -197,9 +197,9 @@ def _class_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
 
 
 def _inherited_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
-    """Return the signature of a class that defines no `__init__` and so inherits its base's.
+    """Return the signature of a class that inherits its `__init__` from its base.
 
-    For nn.Module it has no parameters. Signatures of other bases are not read: None.
+    The signature is empty if the base is nn.Module. Signatures of other bases are not read; the result is then None.
     """
     known = all(ast.unparse(base) in ("nn.Module", "torch.nn.Module") for base in node.bases)
     return {} if known else None

@@ -18,7 +18,7 @@ from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError
 from ranker.files import leads_out, verify_folder
 
-MAX_BYTES = 1_000_000  # this program writes some thousand bytes
+MAX_BYTES = 1_000_000  # files of this program have some thousand bytes
 MAX_DEPTH = 40
 # Keys of Hydra's `instantiate`. `_args_` is left out: its values would not be compared with a signature.
 SPECIAL = ("_target_", "_partial_", "_convert_", "_recursive_")
@@ -34,7 +34,7 @@ RENAMED = {
 def load_stored(path: Path) -> Any:
     """Read a stored configuration.
 
-    `trust_remote_code` becomes false, of the encoder too, whatever the file says.
+    The result has `trust_remote_code` false, at the top and in the encoder, even if the file has true.
 
     Raises:
         ConfigError: The file is not plain YAML of at most 1 MB; or it has an unknown key, a value of the wrong type, a
@@ -98,7 +98,7 @@ def stored_faults(cfg: DictConfig) -> list[str]:
     if unresolved:
         return unresolved
     faults = [*unknown_keys(content, root_of(content)), *untrusted(content, ""), *_nodes(content)]
-    if faults:  # the next checks rely on known keys and trusted targets
+    if faults:  # the next checks need known keys and trusted targets
         return faults
     faults = _types(cfg)
     if faults:
@@ -148,7 +148,7 @@ def _types(cfg: DictConfig) -> list[str]:
 
 
 def resumed_runs(folder: Path) -> list[Path]:
-    """The run folder and the folders of the runs that it continues, oldest first."""
+    """Return the folders of the runs that a run continues, oldest first, then the run folder itself."""
     chain = [folder]
     while (chain[0] / "config.yaml").is_file():
         cfg = load_stored(chain[0] / "config.yaml")

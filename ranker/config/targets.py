@@ -1,4 +1,4 @@
-"""The `_target_` of each node: which names a group may use, and whether the node's keys fit the signature behind it."""
+"""Check the `_target_` of each node against the allowed names, and the node's keys against the target's signature."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ranker.config.writing import parts_of
 from ranker.errors import did_you_mean
 
 # Names that the `_target_` of each group may use: a full name, or a prefix that ends in a dot. A configuration file is
-# data and must not be able to run arbitrary code, as torch.hub.load or ranker.training.run_writer.write_text would.
-# Prefixes are packages, so a new file in one of them needs no new entry.
+# data: it must not run arbitrary code, such as torch.hub.load or ranker.training.run_writer.write_text. A prefix is a
+# package, so a new file in this package needs no new entry.
 TRUSTED = {
     "data": ("ranker.data.sources.",),
     "model": (
@@ -85,7 +85,7 @@ PASSED = {
 
 
 def program_keys(group: str, target: str) -> set[str]:
-    """Keys of a node that the program reads itself and does not pass to the constructor.
+    """Return the keys of a node that the program reads itself and does not pass to the constructor.
 
     Args:
         group: The node's dotted path, such as `data` or `model`.
@@ -95,14 +95,14 @@ def program_keys(group: str, target: str) -> set[str]:
 
 
 def shared_keys(group: str) -> dict[str, tuple[str, ...]]:
-    """Keys of every node at a dotted path that the program reads itself, and their types."""
+    """Return the keys that the program reads itself in every node at a dotted path, with the types of their values."""
     return SHARED_KEYS.get(as_alone(group), {}) | (SET_KEYS if is_set(group) else {})
 
 
 def training_keys(group: str, target: str) -> set[str]:
-    """Return the keys that say how a node's object is trained, not what it is: its class attribute `training_keys`.
+    """Return the keys that only affect the training of a node's object: the class attribute `training_keys`.
 
-    A training that starts from a stored model may set them; all others keep their stored value.
+    A training that starts from a stored model may set these keys; all other keys keep their stored value.
     """
     return _declared(group, target, "training_keys")
 
@@ -112,7 +112,7 @@ def _declared(group: str, target: str, attribute: str) -> set[str]:
 
 
 def constructor_keys(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """The node without the keys that the program reads itself: `_target_` and the arguments of its constructor."""
+    """Return a node without the keys that the program reads itself: the `_target_` and its arguments remain."""
     excluded = program_keys(group, str(node.get("_target_")))
     return {key: value for key, value in node.items() if key not in excluded}
 
@@ -135,7 +135,8 @@ def _trusted(path: str) -> tuple[str, ...]:
 def is_trusted(target: str, path: str) -> bool:
     """Whether the node at a dotted path may use a target.
 
-    The target must be public, allowed in the node's group, and defined in that module, not merely imported into it.
+    The target must be public, allowed in the node's group, and defined in the module of its dotted path. An import into
+    this module is not enough.
     """
     prefix = next(
         (name for name in _trusted(path) if target == name or (name.endswith(".") and target.startswith(name))), None
@@ -156,7 +157,7 @@ def target_faults(cfg: DictConfig) -> list[str]:
         if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
             return
         target = node.get("_target_")
-        if target is not None and is_trusted(str(target), path):  # else `untrusted` reports it
+        if target is not None and is_trusted(str(target), path):  # `untrusted` reports the other targets
             faults.extend([*_type_faults(node, path), *_signature_faults(node, path, str(target))])
         for key in map(str, node):
             if not OmegaConf.is_missing(node, key):
@@ -181,7 +182,7 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
         parameters = parameters_of(target)
     except LookupError as error:
         return [f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
-    if parameters is None:  # the signature can't be read without importing another package; Python checks the call
+    if parameters is None:  # reading the signature would need an import; Python checks the call later
         return []
     given = {str(key) for key in node if not str(key).startswith("_")} - program_keys(path, target)
     known = [*parameters, *(SET_KEYS if is_set(path) else ())]
@@ -190,7 +191,7 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
     ]
     passed = PASSED.get(as_alone(path), ())
     faults += [
-        f"{path}.{key}: expected no such key, since the program sets it, got {node.get(key)!r}"
+        f"{path}.{key}: expected no such key, since the program sets this argument, got {node.get(key)!r}"
         for key in sorted(given & set(passed))
     ]
     for name, parameter in parameters.items():

@@ -1,4 +1,4 @@
-"""Which keys take text, according to the typed roots, and a check of their values."""
+"""Find the keys that take text in the typed roots, and check the values of these keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of `trainer`: values that Lightning would refuse only after the data is loaded, or silently ignore."""
+"""Check `trainer` for values that Lightning would ignore silently, or refuse only after the data is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FSDP = "fsdp"
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", FSDP)
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PROFILERS = (None, "simple", "advanced", "pytorch")
-# Environment variables of the programs that start processes on several machines: torchrun, SLURM, LSF, MPI, by hand.
+# Variables that show how processes on several machines were started: by torchrun, SLURM, LSF, MPI, or by hand.
 LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "MASTER_ADDR")
 
 
@@ -67,7 +67,7 @@ def _hardware(trainer: Mapping[str, Any]) -> list[str]:
     if _is_int(nodes) and nodes > 1 and not any(name in os.environ for name in LAUNCHERS):
         faults.append(
             "num_nodes: expected torchrun, SLURM or MASTER_ADDR and NODE_RANK in the environment, "
-            f"through which {nodes} machines meet, got none; start it so, or set trainer.num_nodes=1"
+            f"through which {nodes} machines meet, got none; start the training so, or set trainer.num_nodes=1"
         )
     if not _is_in(trainer.get("deterministic"), (None, True, False, "warn")):
         faults.append(f"deterministic: expected true, false, warn or null; got {shown(trainer.get('deterministic'))}")
@@ -77,7 +77,7 @@ def _hardware(trainer: Mapping[str, Any]) -> list[str]:
 
 
 def _is_in(value: Any, known: tuple[Any, ...]) -> bool:
-    """Whether a value is one of the known ones and has the same type: 1 is not true."""
+    """Return whether a value equals a known value of the same type; 1 does not count as true."""
     return any(type(value) is type(other) and value == other for other in known)
 
 
@@ -97,7 +97,7 @@ def _are_devices(devices: Any) -> bool:
 
 
 def _unsupported(trainer: Mapping[str, Any]) -> list[str]:
-    """Return one fault for each argument with which the results would differ from what the run folder says."""
+    """Return one fault for each argument that would make the results differ from the description in the run folder."""
     faults = [
         f"{key}: not supported, since an evaluation needs every query exactly once; leave it unset"
         for key in ("fast_dev_run", "barebones", "use_distributed_sampler")
@@ -132,7 +132,7 @@ def _validation(trainer: Mapping[str, Any]) -> list[str]:
             return []
         return [
             "val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got null; "
-            "set one, as 1000"
+            "set a number, as 1000"
         ]
     steps, share = _is_int(interval) and 1 <= interval < 2**31, isinstance(interval, float) and 0 < interval <= 1
     if not steps and not share:
@@ -149,7 +149,7 @@ def _validation(trainer: Mapping[str, Any]) -> list[str]:
 
 
 def _length(trainer: Mapping[str, Any]) -> list[str]:
-    """Check that a training ends, and that at least one step comes before (0 is not the same as unset)."""
+    """Check that a training ends, and that it has at least one step; 0 differs from an unset value."""
     faults = []
     for key in ("max_epochs", "max_steps"):
         if trainer.get(key) == 0:

@@ -13,11 +13,11 @@ from ranker.data.parsing import shown
 
 
 def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:
-    """Check each value of a composed configuration by itself.
+    """Check each value of a composed configuration on its own.
 
     Args:
         cfg: The configuration.
-        skipped: Dotted keys that another check looks at, with all keys below them.
+        skipped: Dotted keys that another check handles; all keys below them are skipped, too.
 
     Returns:
         One line per fault.

@@ -1,4 +1,4 @@
-"""The allowed values of single keys: ranges of numbers, choices of words, lists. Does not import torch."""
+"""Define the allowed values of single keys: ranges of numbers, choices of words, lists."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ranker.data.parsing import MAX_GRADE
 
 COUNT, FROM_0, POSITIVE, SHARE, RATE = Range(1), Range(0), Range(0, above=True), Range(0, 1), Range(0, 1, below=True)
 SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
-# Ranges by dotted key, or by class and key where classes of a group differ. They serve to report an unusable number
-# before torch is imported. A new class needs no entry here: a key without an entry takes any finite number, and the
-# constructor can check it.
+# Ranges by dotted key, or by class and key where the classes of a group differ. With an entry here, an unusable number
+# is reported before torch is imported. A new class needs no entry: a key without an entry takes any finite number, and
+# the constructor can check the number.
 RANGES = {
     **dict.fromkeys(
         (

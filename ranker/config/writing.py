@@ -1,4 +1,4 @@
-"""Callbacks and loggers may write to the run folder only."""
+"""Check that callbacks and loggers write to the run folder only."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ranker.files import leads_out
 
 # Groups whose objects write files.
 WRITING = ("callbacks", "logger")
-# Parameters of Lightning's callbacks that are paths; Lightning resolves relative ones in the working directory.
+# Parameters of Lightning's callbacks that are paths; Lightning resolves relative paths in the working directory.
 CALLBACK_PATHS = ("dirpath", "exclude_batches_path")
 # Parameters that set the folder of a logger; the program passes the run folder as the first argument.
 LOGGER_FOLDERS = ("folder", "earlier", "save_dir", "dir", "root_dir", "log_dir", "tracking_uri", "artifact_location")
 
 
 def parts_of(node: Any, path: str) -> list[tuple[Any, str]]:
-    """The children of a node of plain values, each with its dotted path."""
+    """Return the children of a node of plain values, each with its dotted path."""
     entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [(part, f"{path}.{key}" if path else str(key)) for key, part in entries]
 
 
 def writing_faults(content: Mapping[str, Any]) -> list[str]:
-    """Return one fault for each value of callbacks and loggers that leaves the run folder.
+    """Return one fault for each value of callbacks and loggers that leads out of the run folder.
 
     Args:
         content: A configuration of plain values.
@@ -45,7 +45,7 @@ def _leading_out(node: Any, path: str) -> list[str]:
     if isinstance(node, str) and leads_out(node):
         return [
             f"{path}: expected a path inside the run's folder, got {node!r}; "
-            "leave it out, or give one relative to that folder"
+            "leave the path out, or give a path relative to this folder"
         ]
     return [fault for part, name in parts_of(node, path) for fault in _leading_out(part, name)]
 

@@ -1,4 +1,4 @@
-"""Measures by the length of relevant docs: how well short and long docs are found among the same other docs."""
+"""Compute measures by the length of relevant docs, to see how well a run finds short and long docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of relevant docs, and the bounds of the buckets that they fall into.
+    """Lengths of relevant docs, and the bounds of the length buckets.
 
     Args:
         bounds: Ascending numbers of words; bucket i has the docs of at least `bounds[i - 1]` and fewer than
@@ -41,7 +41,7 @@ class Lengths:
         return cls(tuple(bounds), words)
 
     def buckets(self) -> Iterator[tuple[int, int | None, set[str]]]:
-        """Yield each bucket: smallest number of words, that of the next bucket (None: there is none), docs."""
+        """Yield each bucket: its smallest number of words, that of the next bucket or None, and its docs."""
         ends: list[int | None] = [0, *self.bounds, None]
         for low, high in pairwise(ends):
             assert low is not None
@@ -57,20 +57,20 @@ def measures_by_length(
 ) -> list[dict[str, Any]]:
     """Measure runs in each bucket of lengths.
 
-    A bucket has the queries with a relevant doc in it. Relevant docs of other lengths are taken out of their judgements
-    and of the run, so they neither help nor harm; all docs that are not relevant stay.
+    A query is measured in a bucket if the bucket has a relevant doc of the query. Relevant docs of other buckets are
+    removed from the judgements and from the run, so they neither help nor harm. All docs that are not relevant stay.
 
     Args:
-        runs: Each is query_id -> doc_id -> score. The means of the first are under `measures`, those of the second
-            under `baseline`.
+        runs: One or two runs, each query_id -> doc_id -> score. The result has the means of the first run under
+            `measures` and the means of the second run under `baseline`.
         qrels: query_id -> doc_id -> relevance; grades above 0 are relevant.
         lengths: Lengths of the relevant docs.
         measures: ir-measures names.
         relevance: Smallest grade that binary measures count as relevant.
 
     Returns:
-        For each bucket with queries: `words` (its smallest number, and that of the next bucket or None), `num_queries`,
-        `num_docs` (relevant ones) and the means.
+        A dict for each bucket with queries: `words` (the smallest number of words of this bucket, and of the next
+        bucket or None), `num_queries`, `num_docs` (number of relevant docs) and the means.
     """
     rows = []
     for low, high, docs in lengths.buckets():

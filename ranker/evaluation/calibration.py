@@ -19,7 +19,7 @@ from ranker.types import Qrels, Run
 
 METHODS = ("temperature", "platt", "isotonic")
 BINS = 15
-SMALLEST = 1e-12  # a logarithm takes no smaller probability; smaller ones are replaced by this one
+SMALLEST = 1e-12  # smaller probabilities are raised to this value before a logarithm
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Calibration:
 
     @classmethod
     def fit(cls, method: str, scores: np.ndarray, relevant: np.ndarray) -> Self:
-        """Fit a map by maximum likelihood (`isotonic`: by least squares).
+        """Fit a map: `isotonic` by least squares, the other methods by maximum likelihood.
 
         Args:
             method: See `Calibration`.
@@ -62,7 +62,7 @@ class Calibration:
             knots, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
             means = np.bincount(inverse, relevant) / counts
             fitted = isotonic_regression(means, weights=counts).x
-            # the first and the last of consecutive scores with equal probability are enough
+            # of consecutive scores with equal probability, keep the first and the last
             inner = np.r_[False, (fitted[1:-1] == fitted[:-2]) & (fitted[1:-1] == fitted[2:]), False][: len(fitted)]
             return cls(method, scores=tuple(knots[~inner]), probabilities=tuple(fitted[~inner]))
         spread = float(scores.std()) or 1.0
@@ -129,7 +129,7 @@ class Calibration:
 
 
 def judged_pairs(run: Run, qrels: Qrels, relevance: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores of the judged queries' docs, and whether each is relevant; an unjudged doc is not relevant.
+    """Return the scores of the judged queries' docs, and whether each doc is relevant; unjudged docs are not relevant.
 
     Args:
         run: query_id -> doc_id -> score.

@@ -1,4 +1,4 @@
-"""Compare several runs on the same queries: paired tests of all pairs, corrected together, and overlap of rankings."""
+"""Compare runs on the same queries: paired tests of all pairs, corrected together, and the overlap of rankings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def compare_pairs(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]
         evaluations: Label of a run -> its evaluation, on the same judged queries.
 
     Returns:
-        For each measure and pair: `measure`, `run` and `baseline` (labels; the later run minus the earlier), `delta`,
-        `p_value`, `p_value_t`, `wins`, `losses`, `ties`, and `p_value_holm`: `p_value` with Holm's correction over all
-        pairs and measures.
+        A dict for each measure and pair: `measure`, `run` and `baseline` (the labels of the later and the earlier run),
+        `delta` (run minus baseline), `p_value`, `p_value_t`, `wins`, `losses`, `ties`, and `p_value_holm`, which is
+        `p_value` with Holm's correction over all pairs and measures.
     """
     measures = list(next(iter(evaluations.values())).means)
     found: list[dict[str, Any]] = []
@@ -41,9 +41,9 @@ def compare_pairs(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]
 
 
 def overlap(one: Run, other: Run, depth: int) -> float:
-    """Return the share of common docs among the first `depth` of two runs, a mean over the queries that both have.
+    """Return the overlap of the first `depth` docs of two runs, a mean over the queries of both runs.
 
-    The share is the number of common docs divided by the length of the longer list.
+    The overlap of a query is the number of common docs divided by the length of the longer list.
 
     >>> overlap({"q": {"a": 3.0, "b": 2.0, "c": 1.0}}, {"q": {"b": 9.0, "d": 8.0, "a": 7.0}}, 2)
     0.5

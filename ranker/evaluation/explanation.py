@@ -1,4 +1,4 @@
-"""The terms that make the score of one query and one doc, as a table and a JSON file."""
+"""Show the terms whose weights sum to the score of a query and a doc, as a table and a JSON file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_explanation(folder: Path, engines: Mapping[str, Any], pair: tuple[str,
 
     Args:
         folder: The run folder.
-        engines: Search engines by set name; the first that has query and doc explains them.
+        engines: Search engines by set name; the first engine that has the query and the doc explains the pair.
         pair: Query id and doc id.
 
     Raises:

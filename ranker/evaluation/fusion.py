@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ranker.types import Qrels, Run
 
 METHODS, SCALINGS = ("rrf", "weighted"), ("minmax", "zscore", "none")
-MAX_TRIALS = 2000  # weights that are tried at most
+MAX_TRIALS = 2000  # largest number of weight combinations to try
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How the docs of several runs get one score.
+    """A method that computes one score per doc from several runs.
 
     `rrf` sums `1 / (k + rank)` over the runs that have the doc (reciprocal rank fusion: Cormack, Clarke and Büttcher,
     SIGIR 2009). `weighted` sums the scaled scores (CombSUM: Fox and Shaw, TREC-2, 1994; scaling by the smallest and the
-    largest score of the query: Lee, SIGIR 1997); a run without the doc adds its lowest scaled score for the query. Both
-    methods multiply what a run adds by the run's weight.
+    largest score of the query: Lee, SIGIR 1997); a run without the doc adds its lowest scaled score for the query. In
+    both methods, the contribution of a run is multiplied by the run's weight.
 
     Args:
         method: `rrf` or `weighted`.
-        k: The constant of `rrf`; a larger one brings the ranks closer together.
+        k: The constant of `rrf`; with a larger constant, ranks differ less.
         scaling: Scaling of the scores of `weighted`, run by run and query by query: `minmax` (0 to 1), `zscore` (mean 0
             and standard deviation 1, of the population), or `none`. Where all scores are equal, the result is 0.
     """
@@ -41,7 +41,7 @@ class Fusion:
     scaling: str = "minmax"
 
     def contributions(self, docs: Mapping[str, float]) -> tuple[dict[str, float], float]:
-        """Return what a run adds to the score of each of a query's docs that it has, and to the score of other docs.
+        """Return a run's contribution to the score of each of its docs for a query, and to the score of any other doc.
 
         Args:
             docs: doc_id -> score of one query.
@@ -60,13 +60,13 @@ class Fusion:
 
 
 def fuse(runs: Sequence[Run], fusion: Fusion, weights: Sequence[float], depth: int | None = None) -> Run:
-    """Fuse runs; queries in the order of their first run.
+    """Fuse runs; queries keep the order of the first run that has them.
 
     Args:
         runs: The runs.
         fusion: The method.
         weights: A weight of each run, at least 0.
-        depth: Docs of each query that are kept; None: all.
+        depth: Number of docs to keep for each query; None: all.
 
     >>> both = [{"q": {"a": 9.0, "b": 8.0}}, {"q": {"b": 0.3, "c": 0.2}}]
     >>> fuse(both, Fusion("rrf", k=0), [1.0, 1.0])
@@ -80,7 +80,7 @@ _Part = tuple[str, list[str], np.ndarray]  # query_id, doc_ids, contributions fl
 
 
 def _parts(runs: Sequence[Run], fusion: Fusion) -> Iterator[_Part]:
-    """Yield each query with its docs and what each run adds to them."""
+    """Yield each query with its docs and each run's contributions to their scores."""
     for query_id in dict.fromkeys(query_id for run in runs for query_id in run):
         of_runs = [fusion.contributions(run.get(query_id, {})) for run in runs]
         doc_ids = list(dict.fromkeys(doc_id for added, _ in of_runs for doc_id in added))
@@ -91,7 +91,7 @@ def _parts(runs: Sequence[Run], fusion: Fusion) -> Iterator[_Part]:
 def _summed(parts: Sequence[_Part], weights: Sequence[float], depth: int | None) -> Run:
     fused: Run = {}
     for query_id, doc_ids, table in parts:
-        # math.fsum: the order of the runs changes no score
+        # math.fsum is exact, so the order of the runs changes no score
         scores = [
             math.fsum(weight * value for weight, value in zip(weights, column, strict=True))
             for column in table.T.tolist()
@@ -117,7 +117,7 @@ def simplex(count: int, step: float) -> list[tuple[float, ...]]:
     if trials > MAX_TRIALS:
         raise ConfigError(
             f"tune.step: expected at most {MAX_TRIALS} combinations of weights, got {trials} for {count} runs in steps "
-            f"of {step:g}; set a larger one"
+            f"of {step:g}; set a larger step"
         )
 
     def split(left: int, runs: int) -> Iterator[tuple[int, ...]]:
@@ -136,7 +136,8 @@ def tune(
 ) -> tuple[list[float], list[dict[str, object]]]:
     """Choose the weights with the best mean of a measure over the judged queries.
 
-    If several weights are equally good, those closest to equal weights are chosen, and of these the first ones.
+    Of several best combinations of weights, the one closest to equal weights is chosen; in a further tie, the first
+    one.
 
     Args:
         runs: The runs of the dev queries.

@@ -1,4 +1,4 @@
-"""Names of measures: parsed by ir-measures, with the relevance threshold of a set."""
+"""Parse names of measures with ir-measures, and set the relevance threshold of a set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_measures(names: Sequence[str | Measure]) -> list[Measure]:
     """Parse ir-measures names; a repeated measure is returned once.
 
     Raises:
-        ConfigError: Names are wrong; the message has a line for each, with the name that was probably meant.
+        ConfigError: Names are wrong; the message has a line for each wrong name, with the most similar correct name.
 
     >>> parse_measures(["AP", "MRR@10", "AP(rel=2)", "MAP"])
     [AP, RR@10, AP(rel=2)]
@@ -56,7 +56,7 @@ def with_relevance(measures: Sequence[Measure], relevance: int) -> list[Measure]
 
 
 def names_with_relevance(measures: Sequence[str | Measure], relevance: int) -> dict[str, str]:
-    """Return each measure's name without the set's relevance threshold -> its name in an `Evaluation`.
+    """Return for each measure: its name without the set's relevance threshold -> its name in an `Evaluation`.
 
     >>> names_with_relevance(["nDCG@10", "RR@10"], 2)
     {'nDCG@10': 'nDCG@10', 'RR@10': 'RR(rel=2)@10'}
@@ -98,7 +98,7 @@ def _hint(name: str, error: Exception) -> str:
         return f"give it a cutoff, as {base}@10" if cutoff_missing else str(error)
     try:
         with redirect_stdout(io.StringIO()):
-            return f"did you mean {ir_measures.parse_trec_measure(name)[0]}?"  # it is a name in trec_eval
+            return f"did you mean {ir_measures.parse_trec_measure(name)[0]}?"  # the name is trec_eval's
     except (ValueError, KeyError, IndexError, TypeError):
         close = [base.lower()] if base.lower() in known else difflib.get_close_matches(base.lower(), known, n=1)
         return f"did you mean {known[close[0]]}{rest}?" if close else "https://ir-measur.es lists them"

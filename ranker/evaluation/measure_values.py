@@ -1,4 +1,4 @@
-"""The values of measures for rankings without ties, computed by exact evaluators only."""
+"""Compute measures of rankings without ties, with exact evaluators only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ranker.errors import DataError
 if TYPE_CHECKING:
     from ranker.types import Qrels, Run
 
-# Only exact evaluators: gdeval rounds to 5 digits, and msmarco breaks ties by another rule. cwl_eval is used only if it
-# is installed; it computes RBP, BPM, ...
+# Two evaluators are not exact: gdeval rounds to 5 digits, and msmarco has another tie rule. cwl_eval, which computes
+# RBP, BPM and others, is used only if the user has installed it.
 EXACT = FallbackProvider(
     [ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval]
 )
-FROM_QRELS = ("NumRel", "NumQ")  # computed from qrels alone; ir-measures would leave out queries missing in the run
+FROM_QRELS = ("NumRel", "NumQ")  # computed here from the qrels, because ir-measures skips queries that the run lacks
 _UNJUDGED = "<no doc>"  # can't be a doc id, which has no spaces
 
 
@@ -30,15 +30,15 @@ def measure_queries(
     """Yield each measure with the values of the queries that have results; `ranked` holds strictly ordered scores."""
     grades = {relevance for docs in judged.values() for relevance in docs.values()}
     computed = {measure: computed_measure(measure, grades) for measure in measures if measure.NAME not in FROM_QRELS}
-    # ir-measures 0.4.3 computes nDCG and NumRet together with measures of other options (gains, judged_only) and gives
-    # them those options; so each combination of these options is computed separately
+    # ir-measures 0.4.3 computes nDCG and NumRet together with measures that have other options (gains, judged_only),
+    # and applies these options to nDCG and NumRet, too. So each combination of options is computed separately.
     groups: dict[tuple[str, bool], list[Measure]] = {}
     for measure in dict.fromkeys(computed.values()):
         groups.setdefault((repr(measure.params.get("gains")), measure.params.get("judged_only", False)), []).append(
             measure
         )
-    # trec_eval reads beyond its tables if all grades of a query are negative; one more doc of grade 0 prevents that
-    # and changes no value
+    # trec_eval reads beyond its tables if all grades of a query are negative. One more doc of grade 0 prevents this and
+    # changes no value.
     safe = {q: docs if max(docs.values()) >= 0 else {**docs, _UNJUDGED: 0} for q, docs in judged.items()}
     values: dict[Measure, dict[str, float]] = {measure: {} for measure in computed.values()}
     for group in groups.values() if ranked else ():

@@ -1,4 +1,4 @@
-"""Measures of a run: ir-measures' names, trec_eval's ranking and values, means over all judged queries."""
+"""Measure a run: names from ir-measures, ranking and values as in trec_eval, means over all judged queries."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Evaluation:
         means: Measure name -> mean over all judged queries (for counts such as NumRel: the sum).
         per_query: query_id -> measure name -> value, for every judged query.
         num_queries: Number of judged queries.
-        warnings: Facts that qualify the means, one sentence each.
-        num_without_results: Number of judged queries that are not in the run; they count 0.
+        warnings: One sentence for each fact that the reader of the means should know.
+        num_without_results: Number of judged queries that are not in the run; each counts 0.
         num_without_relevant: Number of judged queries without a doc at or above the relevance threshold; their binary
             measures are 0.
         num_ignored: Number of queries of the run without judgements.
@@ -67,7 +67,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str | Measure], relevanc
         raise DataError("qrels: expected at least one judged query, got none; check the qrels and the split")
     per_query: dict[str, dict[str, float]] = {query_id: {} for query_id in judged}
     query_ids = list(judged)
-    for start in range(0, len(query_ids), _QUERIES_AT_ONCE):  # only one chunk's ranked copies are in memory
+    for start in range(0, len(query_ids), _QUERIES_AT_ONCE):  # memory holds the ranked copies of one chunk only
         chunk = {query_id: judged[query_id] for query_id in query_ids[start : start + _QUERIES_AT_ONCE]}
         ranked = {query_id: _strictly_ranked(query_id, run[query_id]) for query_id in chunk if run.get(query_id)}
         for measure, values in measure_queries(parsed, chunk, ranked):
@@ -118,10 +118,10 @@ def _check_scores(query_id: str, docs: Mapping[str, float]) -> np.ndarray:
 
 
 def _strictly_ranked(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
-    """Scores that every evaluator orders in the same way.
+    """Return scores that every evaluator orders in the same way.
 
-    Scores that all differ, even in float32, stay as they are. Otherwise the scores are n, n - 1, ..., 1 in trec_eval's
-    order.
+    The scores do not change if all of them are different in float32. Otherwise the new scores are n, n - 1, ..., 1 in
+    trec_eval's order.
     """
     scores = _check_scores(query_id, docs)
     if is_strict(scores):

@@ -31,7 +31,7 @@ def kendall(first: np.ndarray, second: np.ndarray) -> float:
     Returns:
         Tau-b; NaN for fewer than two docs or constant scores.
     """
-    from scipy.stats import kendalltau  # imported here, since it takes a second
+    from scipy.stats import kendalltau  # imported here, because the import takes a second
 
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan
@@ -43,14 +43,14 @@ def order_sensitivity(runs: Sequence[Run], qrels: Qrels, measures: Sequence[str]
 
     Args:
         runs: One run for each order.
-        qrels: The judgements; may be empty.
+        qrels: query_id -> doc_id -> relevance; may be empty.
         measures: ir-measures names.
         relevance: See `write_evaluation`.
 
     Returns:
         A dict. `orders` is the number of orders. `kendall_tau` has tau-b, averaged over pairs of orders for each query:
-        its `mean` over queries, its `lowest` value, and the number of `queries` that have one. `measures` has the
-        `values` of each measure in the orders.
+        its `mean` over queries, its `lowest` value, and the number of `queries` with a tau-b. `measures` has the
+        `values` of each measure, one for each order.
     """
     taus = []
     for query_id, docs in runs[0].items():

@@ -1,6 +1,7 @@
 """Pictures of a run, PNG files in `pictures/`: learning curves, gains per query, rank changes of relevant docs.
 
-Functions without matplotlib compute the numbers, so that tests can check them. matplotlib is imported only for drawing.
+The functions that compute the numbers do not use matplotlib, so that tests can check the numbers. Only the drawing
+functions import matplotlib.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure in `STYLE`, with sizes in inches; it needs no window system.
+    """Return an empty figure in `STYLE`; sizes are in inches, and no window system is needed.
 
     Returns:
         The figure and its axes, row by row.
@@ -73,7 +74,7 @@ def new_figure(
 
 
 def read_curves(*folders: Path) -> Curves:
-    """Logged values by name from `metrics.csv`, [(optimizer steps done, value)].
+    """Return the logged values of `metrics.csv`: name -> [(optimizer steps done, value)].
 
     Args:
         folders: The run folder; for a resumed run, first the folders of the earlier runs, oldest first.
@@ -88,7 +89,7 @@ def read_curves(*folders: Path) -> Curves:
 
 
 def _read_metrics(path: Path) -> Curves:
-    """The curves of one `metrics.csv`; none if the file is missing, or if it is damaged, which is logged."""
+    """Return the curves of one `metrics.csv`; empty if the file is missing or damaged; a damaged file is logged."""
     if not path.is_file():
         return {}
     try:
@@ -104,13 +105,13 @@ def _curves_of(rows: Iterable[dict[str, Any]]) -> Curves:
     for row in rows:
         for name, text in row.items():
             if text and not name.startswith(("step", "epoch", "test/")):
-                # steps count from 0; a validation has the number of the step before it
+                # steps are numbered from 0; a validation has the number of the previous step
                 curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
     return curves
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """At each value, the mean over the last `window` values, or over fewer at the start.
+    """Return for each value the mean of the last `window` values, of fewer values at the start.
 
     >>> running_mean([4.0, 2.0, 6.0, 1.0], window=2)
     [4.0, 3.0, 4.0, 3.5]
@@ -122,7 +123,7 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | None:
-    """Training loss above, validation measures below, both over optimizer steps; None if nothing was logged."""
+    """Draw training loss (above) and validation measures (below) by optimizer step; None if nothing was logged."""
     measured = {name: points for name, points in curves.items() if name.startswith("val/")}
     loss = [(step, value) for step, value in curves.get("train/loss", []) if math.isfinite(value)]
     panels = [name for name, points in (("loss", loss), ("val", measured)) if points]
@@ -164,7 +165,7 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
 
 
 def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[str, float]]:
-    """(query_id, value minus baseline value), best first; queries of equal gain are sorted by id.
+    """Return (query_id, value minus baseline value) of each query, best first; equal gains are sorted by id.
 
     >>> values = [("q1", 0.5, 1.0), ("q2", 1.0, 0.25)]
     >>> gains([{"query_id": q, "measures": {"RR": a}, "baseline": {"RR": b}} for q, a, b in values], "RR")
@@ -179,7 +180,7 @@ def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[st
 
 
 def draw_gains(query_gains: Sequence[tuple[str, float]], measure: str, title: str) -> Figure:
-    """A bar for each query, the best gain on the left; gains in blue, losses in orange."""
+    """Draw a bar for each query, with the best gain on the left; gains are blue, losses are orange."""
     values = np.array([gain for _, gain in query_gains])
     figure, (axes,) = new_figure(5.0, 2.8)
     positions = np.arange(1, len(values) + 1)
@@ -200,7 +201,7 @@ def draw_gains(query_gains: Sequence[tuple[str, float]], measure: str, title: st
 
 
 def rank_changes(run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> Counter[tuple[int, int]]:
-    """Numbers of relevant docs by (rank in the baseline, rank in the run); docs that are not in both are left out.
+    """Count relevant docs by (rank in the baseline, rank in the run); a doc must be in both runs.
 
     >>> rank_changes({"q": {"a": 3.0, "b": 2.0}}, {"q": {"a": 0.1, "b": 0.2}}, {"q": {"a": 1, "b": 0, "c": 2}})
     Counter({(2, 1): 1})
@@ -218,9 +219,9 @@ def rank_changes(run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> C
 
 
 def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Figure:
-    """Ranks in the baseline on the x axis, ranks in the run on the y axis with rank 1 at the top.
+    """Draw ranks in the baseline on the x axis and ranks in the run on the y axis, with rank 1 at the top.
 
-    A relevant doc above the diagonal has moved up.
+    A relevant doc above the diagonal has a better rank in the run.
     """
     figure, (axes,) = new_figure(4.2, 4.0)
     deepest = max((rank for pair in changes for rank in pair), default=1)
@@ -260,10 +261,10 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
 
 
 def draw_by_length(rows: Sequence[Mapping[str, Any]], measure: str, title: str, label: str = "baseline") -> Figure:
-    """Draw a measure by the length of relevant docs, bars of the run and of the baseline.
+    """Draw a measure by the length of relevant docs, with a bar for the run and a bar for the baseline.
 
     Args:
-        rows: As `measures_by_length` returns them.
+        rows: The result of `measures_by_length`.
         measure: One of their measures.
         title: Title.
         label: Name of the baseline.
@@ -300,7 +301,7 @@ def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Pa
 def write_comparison(
     folder: Path, name: str, measure: str, run: Run, baseline: Run, qrels: Qrels, relevance: int = 1
 ) -> list[Path]:
-    """Draw a set's `pictures/SET_gains.png` and `SET_ranks.png`; `evaluation/SET/` must have been written before."""
+    """Draw a set's `pictures/SET_gains.png` and `SET_ranks.png` from the files in `evaluation/SET/`."""
     lines = (folder / "evaluation" / name / "per_query.jsonl").read_text(encoding="utf-8").splitlines()
     query_gains = gains([json.loads(line) for line in lines], measure)
     changes = rank_changes(run, baseline, qrels, relevance)

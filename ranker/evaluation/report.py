@@ -28,15 +28,15 @@ _UNJUDGED = Evaluation({}, {}, 0, ["no query is judged: the run is written, noth
 
 
 def first_stage_run(collection: Collection, depth: int, reranked: Run | None = None) -> Run | None:
-    """The first stage's run of the judged queries, as a baseline for a re-ranking.
+    """Return the first stage's run on the judged queries, a baseline for a re-ranking.
 
     Args:
         collection: A collection with candidates.
         depth: Candidates per query.
-        reranked: A run of the same candidates, whose doc ids are used again: 0.4 GB less for 7 million.
+        reranked: A run of the same candidates. The result shares its id strings, which saves 0.4 GB for 7 million docs.
 
     Returns:
-        query_id -> doc_id -> score; None if there are no candidates, or if scores are equal within every query.
+        query_id -> doc_id -> score; None if there are no candidates, or if every query has equal scores only.
     """
     candidates = collection.candidates
     if candidates is None or not any(
@@ -61,8 +61,9 @@ def write_evaluation(
     Everything is computed before the first file is written. If no query is judged, the run is written, nothing is
     measured, and `metrics.json` says so.
 
-    Tied scores are separated by the smallest float32 step, so that tools with other tie rules find the same order; all
-    other scores are written unchanged. `metrics.json` is written last: if it exists, the other files are complete.
+    Tied scores are written with differences of the smallest float32 step, so that tools with other tie rules find the
+    same order. All other scores are written unchanged. `metrics.json` is written last: if it exists, the other files
+    are complete.
 
     Args:
         folder: The folder; created if missing.
@@ -71,7 +72,7 @@ def write_evaluation(
         measures: ir-measures names.
         relevance: Smallest grade that binary measures count as relevant, unless the measure's name sets one.
         baseline: A run to compare with, on the same judged queries.
-        tag: Last column of the run.
+        tag: Text in the last column of the run file.
         lengths: Lengths of the relevant docs, for measures by length; None: no such measures.
 
     Returns:
@@ -103,7 +104,7 @@ def write_evaluation(
         runs = [run] if reference is None or baseline is None else [run, baseline]
         metrics["by_length"] = measures_by_length(runs, collection_qrels, lengths, measures, relevance)
     write_run(folder / "run.trec", run, tag)
-    with suppress(OSError):  # an old metrics.json does not describe the new run.trec
+    with suppress(OSError):  # remove an old metrics.json first, because it does not describe the new run.trec
         (folder / "metrics.json").unlink()
     with write_whole(folder / "per_query.jsonl") as file:
         for query_id, values in evaluation.per_query.items():
@@ -121,9 +122,9 @@ def compare(evaluation: Evaluation, baseline: Evaluation) -> dict[str, dict[str,
     """Compare two evaluations query by query, measure by measure.
 
     Returns:
-        measure -> `baseline` (its mean), `delta` (run minus baseline), `p_value` (randomisation test), `p_value_t`
-        (t-test), `p_value_holm` (`p_value`, Holm's correction over the measures), and the numbers of `wins`, `losses`
-        and `ties`.
+        measure -> `baseline` (the baseline's mean), `delta` (run minus baseline), `p_value` (randomisation test),
+        `p_value_t` (t-test), `p_value_holm` (`p_value` after Holm's correction over the measures), and the numbers of
+        `wins`, `losses` and `ties`.
     """
     differences = {
         name: np.array(

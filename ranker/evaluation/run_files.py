@@ -12,11 +12,11 @@ RUN, EVALUATION = "run.trec", "evaluation"
 
 
 def runs_of(path: Path) -> dict[str, Path]:
-    """Return the runs at a path, by the name of their set.
+    """Return set name -> run file for the runs at a path.
 
     Args:
-        path: A TREC run, whose set has the name "", or the run folder of a command: `evaluation/SET/run.trec` of
-            train, evaluate and search, or `run.trec` of rerank and fuse, whose set has the name "".
+        path: A TREC run, or a run folder with `evaluation/SET/run.trec` (of train, evaluate, search) or `run.trec` (of
+            rerank, fuse). A run without SET has the set name "".
     """
     if not path.is_dir():
         return {"": path}
@@ -33,15 +33,15 @@ def only_run(key: str, path: Path) -> Path:
     found = runs_of(path)
     if len(found) != 1:
         got = f"the runs of {', '.join(found)}; name one file" if found else "no run; name a run file or a run folder"
-        raise ConfigError(f"{key}: expected a TREC run or a run folder with one, got {path} with {got}")
+        raise ConfigError(f"{key}: expected a TREC run or a run folder with one run, got {path} with {got}")
     return next(iter(found.values()))
 
 
 def listed(key: str, value: Any, least: int = 2, most: int = 10) -> list[str]:
-    """Return the texts of a list in the configuration.
+    """Return a list of texts from the configuration.
 
     Raises:
-        ConfigError: It is no list of `least` to `most` texts.
+        ConfigError: The value is not a list of `least` to `most` texts.
     """
     entries = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not least <= len(entries) <= most or not all(isinstance(entry, str) and entry for entry in entries):

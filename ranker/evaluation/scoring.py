@@ -1,4 +1,4 @@
-"""Score a collection's candidates on all devices and gather the scores on the first one as a run."""
+"""Score a collection's candidates on all devices, and gather the scores on the first device as a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ranker.errors import DataError, RankerError
 from ranker.types import RankBatch, Run
 
 Result = TypeVar("Result")
-WORTH_A_WORKER = 16  # a worker process takes as long to start as this number of batches takes to collate
+WORTH_A_WORKER = 16  # the start of a worker process takes as long as collating this many batches
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Devices:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """Whether this is the first process, which writes and prints."""
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
-        """Return the first process's value on every process; a collective."""
+        """Return the first process's value on every process; all processes must call this method."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -64,11 +64,11 @@ class Devices:
         return values[0]
 
     def on_first(self, compute: Callable[[], Result]) -> Result | None:
-        """Compute on the first process and return the result there, None elsewhere; a collective.
+        """Compute on the first process; return the result there, None elsewhere. All processes must call this method.
 
         Raises:
-            RankerError: `compute` raised it. All processes raise an error, but only that of the first process has a
-                text, so that the text is printed once.
+            RankerError: `compute` raised this error. All processes raise an error, but only the first process's error
+                has a text, so that the text is printed once.
         """
         result, error = None, None
         if self.is_first:
@@ -82,15 +82,16 @@ class Devices:
 
 
 class ScoreCollector:
-    """Collect this device's scores batch by batch, then gather those of all devices."""
+    """Collect this device's scores batch by batch, then gather the scores of all devices."""
 
     def __init__(self) -> None:
         self._scored: list[tuple[Tensor, Tensor]] = []  # slots and scores of each batch
 
     def add(self, batch: ScoreBatch, scores: Tensor) -> None:
         """Keep a batch's scores [batch, docs] on the device, without waiting for the GPU."""
-        # Padding cells get slot -1. So do all docs of a placeholder batch (`ScoreBatches.stand_in`), used on a device
-        # without a real batch. `_gather` removes both; removing them here would synchronise the GPU at every batch.
+        # Padding cells get slot -1, and so do all docs of a placeholder batch, which a device without a real batch
+        # scores (`ScoreBatches.stand_in`). `_gather` removes these cells, because a removal here would synchronise the
+        # GPU at every batch.
         slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device)
         slots = slots.masked_scatter(batch.batch.doc_mask, batch.slots)
         self._scored.append((slots.flatten(), scores.flatten().float()))
@@ -100,9 +101,9 @@ class ScoreCollector:
         self._scored.clear()
 
     def run(self, batches: ScoreBatches, devices: Devices) -> Run | None:
-        """Gather the scores of all devices; return the run on the first one, None elsewhere; a collective.
+        """Gather the scores of all devices; return the run on the first device and None elsewhere.
 
-        Only slots and scores are sent, no ids.
+        All processes must call this method. Processes send slots and scores, no ids.
 
         Raises:
             DataError: A candidate has no score, or a score is not finite within float32.
@@ -111,7 +112,7 @@ class ScoreCollector:
         return devices.on_first(lambda: _to_run(batches, slots, scores))
 
     def _gather(self, devices: Devices) -> tuple[np.ndarray, np.ndarray]:
-        """The slots, int64 [docs], and scores, float32 [docs], of all devices."""
+        """Return the slots, int64 [docs], and scores, float32 [docs], of all devices."""
         no_slots = torch.zeros(0, dtype=torch.int64, device=devices.device)
         scored = self._scored or [(no_slots, torch.zeros(0, device=devices.device))]
         slots, scores = (torch.cat(parts) for parts in zip(*scored, strict=True))
@@ -144,15 +145,15 @@ def score_collection(
     progress: str | None = None,
     inference_mode: bool = True,
 ) -> Run | None:
-    """Score a collection's candidates on all devices; a collective.
+    """Score a collection's candidates on all devices; all processes must call this function.
 
-    The scorer is moved to the device and set to evaluation mode; its modes are restored afterwards.
+    The scorer is moved to the device and set to evaluation mode; its former modes are restored at the end.
 
     Args:
         scorer: Scores [batch, docs].
         batches: This device's share of the candidates.
         devices: The devices of the run.
-        workers: Worker processes that collate ahead; 0 collates in this process.
+        workers: Number of worker processes that collate ahead; 0: this process collates.
         progress: Title of a progress bar on the first process; None shows none.
         inference_mode: Whether to compute under `torch.inference_mode`; else under `torch.no_grad`.
 
@@ -183,7 +184,8 @@ def score_batches(
         batches: The batches, a dataset with a length.
         devices: The devices of the run.
         collect: Gets each batch and its scores [batch, docs], both on the device.
-        workers: Worker processes that collate ahead; none for so few batches that starting them would take longer.
+        workers: Number of worker processes that collate ahead; no worker starts if the batches are few
+            (`WORTH_A_WORKER`).
         progress: Title of a progress bar on the first process.
         inference_mode: Whether to compute under `torch.inference_mode`.
     """
@@ -200,7 +202,7 @@ def score_batches(
 
 
 def _with_progress_bar(loader: Any, total: int, title: str | None) -> Any:
-    """The loader, with a progress bar if there is a title."""
+    """Return the loader, with a progress bar if there is a title."""
     if title is None:
         return loader
     from rich.progress import track
@@ -221,9 +223,9 @@ def _evaluation_mode(module: ScoringModule) -> Iterator[None]:
 
 
 def _all_gather(padded: Tensor, counts: list[Tensor]) -> Tensor:
-    """Concatenate all devices' values.
+    """Return the concatenated values of all devices.
 
-    `padded` [largest count] holds this device's values, and `counts` the number of values of each device.
+    `padded` [largest count] has this device's values, and `counts` has the number of values of each device.
     """
     parts = [torch.zeros_like(padded) for _ in counts]
     dist.all_gather(parts, padded.contiguous())
@@ -236,7 +238,7 @@ def _to_run(batches: ScoreBatches, slots: np.ndarray, scores: np.ndarray) -> Run
             f"evaluation: expected {batches.num_slots} scores, got {len(slots)}; "
             "limit_val_batches and limit_test_batches must be off"
         )
-    # the run holds float32 values, so the metrics are computed from exactly the values that are written
+    # float32, so that measures are computed from exactly the written values
     values = np.full(batches.num_slots, np.nan, dtype=np.float32)
     values[slots] = scores
     run = batches.run(values)

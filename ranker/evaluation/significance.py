@@ -1,4 +1,4 @@
-"""Paired tests of two runs over the same queries: randomisation test, t-test, Holm's correction, wins and losses."""
+"""Test two runs on the same queries: randomisation test, t-test, Holm's correction, wins and losses."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_EXACT_QUERIES = 12  # all sign patterns are counted for up to 12 queries: 2 ** 12 are fewer than the default samples
+_EXACT_QUERIES = 12  # up to 12 queries, all sign patterns are counted: 2 ** 12 is less than the default num_samples
 _SIGNS_AT_ONCE = 1 << 22
 
 
 def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed: int = 0) -> float:
-    """Two-sided p-value of Fisher's paired randomisation test.
+    """Return the two-sided p-value of Fisher's paired randomisation test.
 
-    The p-value is the share of random sign patterns whose mean is at least as far from 0 as the observed one. With up
-    to 12 nonzero differences, all patterns are counted. With more, `num_samples` patterns are drawn, and the observed
-    pattern is added to them: p = (b + 1) / (m + 1), which is never 0 (Smucker, Allan and Carterette, CIKM 2007).
-
-    Args:
-        differences: Run minus baseline, float64 [queries].
-        num_samples: Sign patterns to draw.
-        seed: Seed of the draw; the same seed gives the same p-value.
+    The p-value is the share of random sign patterns whose mean is at least as far from 0 as the observed mean. With up
+    to 12 nonzero differences, all patterns are counted. With more differences, m = `num_samples` patterns are drawn, b
+    of them are at least as far from 0, and the observed pattern is added: p = (b + 1) / (m + 1), which is never 0
+    (Smucker, Allan and Carterette, CIKM 2007).  Args: differences: Run minus baseline, float64 [queries]. num_samples:
+    Sign patterns to draw. seed: Seed of the draw; the same seed gives the same p-value.
 
     >>> randomisation_test(np.array([0.1, 0.2, 0.3]))  # 2 of 8 patterns: all plus, all minus
     0.25
@@ -47,7 +44,7 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
 
 
 def t_test(differences: np.ndarray) -> float:
-    """Two-sided p-value of the paired t-test; 1 if it is undefined (a single query, or no difference at all).
+    """Return the two-sided p-value of the paired t-test; 1 for a single query, or if no query differs.
 
     Args:
         differences: Run minus baseline, float64 [queries].
@@ -57,7 +54,7 @@ def t_test(differences: np.ndarray) -> float:
     """
     if len(differences) < 2 or not differences.any():
         return 1.0
-    from scipy import stats  # takes a second; an evaluation without a baseline does not need it
+    from scipy import stats  # imported here, because the import takes a second
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # if all differences are equal, t is infinite and p is 0
@@ -65,7 +62,7 @@ def t_test(differences: np.ndarray) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction (1979) over measures; it controls the family-wise error rate.
+    """Apply Holm's step-down correction (1979) over measures, which controls the family-wise error rate.
 
     >>> holm({"AP": 0.01, "RR": 0.04, "P@10": 0.03})
     {'AP': 0.03, 'RR': 0.06, 'P@10': 0.06}
@@ -79,7 +76,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def wins_losses_ties(differences: np.ndarray) -> tuple[int, int, int]:
-    """Numbers of queries on which the run is better, worse and equal (to 1e-12).
+    """Return the numbers of queries on which the run is better, worse, and equal (up to 1e-12).
 
     Args:
         differences: Run minus baseline, float64 [queries].

@@ -16,11 +16,11 @@ COLUMNS = ("set", "layers", "dim", "bytes_per_doc", "index_bytes", "docs_per_sec
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a tab-separated table: a line for each set, number of layers and size; the measures are the last columns.
+    """Write a tab-separated table with a line for each set, number of layers and size; measures are the last columns.
 
     Args:
         path: The file.
-        rows: A dict for each line, with the keys `COLUMNS` and `measures`.
+        rows: A dict for each line, whose keys are `COLUMNS` and `measures`.
     """
     measures = list(rows[0]["measures"])
     with write_whole(path) as file:
@@ -33,7 +33,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def lines_of(
     rows: Sequence[Mapping[str, Any]], key: str, by: str, measure: str
 ) -> dict[int, list[tuple[float, float]]]:
-    """Return the lines of a plot: value of `by` -> points (value of `key`, measure), ascending.
+    """Return the lines of a plot: value of the column `by` -> points (value of the column `key`, measure), ascending.
 
     Args:
         rows: As in `write_table`, of one set.
@@ -52,7 +52,7 @@ def lines_of(
 
 
 def draw(rows: Sequence[Mapping[str, Any]], measure: str, title: str) -> Figure:
-    """Draw a measure against the size of a doc's vector (a line per layer) and against time (a line per size).
+    """Draw a measure by the size of a doc's vector (a line per number of layers) and by time (a line per size).
 
     Args:
         rows: As in `write_table`, of one set.

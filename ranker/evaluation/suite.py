@@ -1,4 +1,4 @@
-"""The result of a suite of test sets, computed from the files that an evaluation writes for each set."""
+"""Compute the result of a suite of test sets from the files that an evaluation has written for each set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SuiteSet:
         run: The re-ranked candidates: query_id -> doc_id -> score.
         qrels: query_id -> doc_id -> relevance.
         relevance: Smallest grade that binary measures count as relevant.
-        first_stage: The candidates as the first stage ranked them; None if they were not ranked.
+        first_stage: The candidates with the first stage's scores; None if the candidates have no order.
         baseline: A run of another system on the same queries; None: the first stage is the baseline.
     """
 
@@ -63,7 +63,7 @@ def read_set(folder: Path, relevance: int, baseline: Path | None = None) -> Suit
 
 
 def oracle(run: Run, qrels: Qrels) -> Run:
-    """Rank a run's docs by their grades: the best order that any re-ranking of these candidates can have.
+    """Rank a run's docs by their grades, which is the best possible re-ranking of these candidates.
 
     >>> oracle({"q": {"a": 3.0, "b": 2.0}}, {"q": {"b": 2, "c": 1}})
     {'q': {'a': 0.0, 'b': 2.0}}
@@ -82,16 +82,17 @@ def summarise(sets: Mapping[str, SuiteSet], measures: Sequence[str]) -> dict[str
         measures: ir-measures names.
 
     Returns:
-        `sets`: name -> `queries`, `relevance`, the means of `run`, `oracle`, `first_stage` and `baseline` (the last two
-        where they exist), `worse` (share of the queries with a lower value than in the first stage), and `comparison`
-        (`ranker.evaluation.report.compare`) with `against`: `baseline`, or `first_stage` without one. `macro`: for each
-        of `run`, `oracle`, `first_stage` and `baseline` that every set has, the mean over sets of the sets' means, and
-        its `interval` (`bootstrap_interval`); `delta` has the same for the differences between the run and what the
-        sets are compared with. All numbers are by measure; names of measures leave out the set's threshold.
+        A dict with two keys, `sets` and `macro`. All numbers are by measure, whose name leaves out the set's threshold.
+        `sets` has for each name: `queries`; `relevance`; the means of `run`, `oracle`, and, if they exist,
+        `first_stage` and `baseline`; `worse`, the share of the queries with a lower value than in the first stage;
+        `comparison`, the result of `ranker.evaluation.report.compare`; and `against`, the name of the compared run:
+        `baseline`, or `first_stage` without a baseline. `macro` has for each of `run`, `oracle`, `first_stage` and
+        `baseline` that every set has: the mean over sets of the sets' means, and its `interval` (`bootstrap_interval`).
+        `delta` in `macro` has the same for the difference between the run and the compared run.
     """
     names = list(names_with_relevance(measures, 1))
     entries: dict[str, dict[str, Any]] = {}
-    values: dict[str, dict[str, dict[str, np.ndarray]]] = {}  # kind -> measure -> set -> values of the queries
+    values: dict[str, dict[str, dict[str, np.ndarray]]] = {}  # such as run -> measure -> set -> values of the queries
     for name, part in sets.items():
         runs = {"run": part.run, "oracle": oracle(part.run, part.qrels)}
         runs |= {"first_stage": part.first_stage} if part.first_stage is not None else {}
@@ -146,8 +147,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return a percentile bootstrap interval of a macro mean over test sets (Efron and Tibshirani, 1993).
 
-    In each sample, the queries of each set are drawn with replacement, and the mean over sets of the sets' means is
-    taken. The sets themselves are not drawn: the interval is about other queries of these sets, not about other sets.
+    For each sample, the queries of each set are drawn with replacement, and the mean over sets of the sets' means is
+    computed. The sets are not drawn. So the interval shows the uncertainty from the choice of queries, not of sets.
 
     Args:
         values: Values of the queries of each set, float64 [queries].

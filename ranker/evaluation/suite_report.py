@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def rows_of(content: Mapping[str, Any], measure: str) -> list[list[str]]:
-    """Return the cells of the table: a row for each set, then the macro mean.
+    """Return the cells of the table: a row for each set, then a row for the macro mean.
 
-    Columns: set, queries, first stage, baseline (only where a set has one), run, delta, p, oracle, worse,
+    The columns are set, queries, first stage, baseline (if any set has one), run, delta, p, oracle, worse, and
     wins/losses/ties.
 
     Args:
@@ -100,7 +100,7 @@ def print_suite(content: Mapping[str, Any], measure: str, console: Console | Non
 
 
 def draw(content: Mapping[str, Any], measure: str) -> Figure:
-    """Draw a row for each set with first stage, baseline, run and oracle, and one for the macro mean."""
+    """Draw a line for each set with first stage, baseline, run and oracle, and a line for the macro mean."""
     sets = content["sets"]
     figure, (axes,) = pictures.new_figure(5.6, 1.4 + 0.3 * (len(sets) + 1))
     means = {kind: {measure: part[measure]["mean"]} for kind, part in content["macro"].items() if kind != "delta"}

@@ -1,1 +1,1 @@
-"""Labels of a training set from teachers: scores in shards, their scaling and sampling, agreement with judgements."""
+"""Label a training set with teachers: scores in shards, scaling, sampling, agreement with judgements."""

@@ -1,4 +1,4 @@
-"""How well a teacher's scores agree with the judgements, and two teachers with each other."""
+"""Measure how well a teacher's scores agree with the judgements and with another teacher's scores."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
 
 def auc(relevant: np.ndarray, scores: np.ndarray) -> float:
-    """Return the share of pairs of a relevant doc and another doc in which the relevant doc has the higher score.
+    """Return the area under the ROC curve (Hanley and McNeil, Radiology 143, 1982).
 
-    A tie counts half: this is the area under the ROC curve (Hanley and McNeil, Radiology 143, 1982).
+    Of all pairs of a relevant doc and another doc, this is the share of pairs in which the relevant doc has the higher
+    score. A tie counts half.
 
     Args:
         relevant: Which docs are relevant, bool [docs].
         scores: [docs].
 
     Returns:
-        NaN if all docs are relevant or none is.
+        The area; NaN if all docs are relevant or no doc is.
 
     >>> auc(np.array([True, False, False, True]), np.array([3.0, 2.0, 1.0, 2.0]))
     0.875
     """
-    from scipy.stats import rankdata  # takes a second
+    from scipy.stats import rankdata  # imported here, because the import takes a second
 
     positives = int(relevant.sum())
     negatives = len(relevant) - positives
@@ -42,7 +43,7 @@ def auc(relevant: np.ndarray, scores: np.ndarray) -> float:
 
 
 def mean_over_queries(values: Sequence[float]) -> tuple[float | None, int]:
-    """Return the mean of the values that are not NaN (None if there is none), and their number."""
+    """Return the mean (or None) and the number of the values that are not NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     return (float(np.mean(numbers)), len(numbers)) if numbers else (None, 0)
 
@@ -59,9 +60,10 @@ def report(runs: Mapping[str, Run], qrels: Qrels, measures: Sequence[str], relev
         relevance: Smallest relevant grade.
 
     Returns:
-        `rows`: name -> `AUC` (mean over the queries with relevant and other docs; None if there are none),
-        `AUC_queries` (their number), `pairs` and the means of the measures. `kendall`: "A ~ B" -> `tau` (mean over the
-        queries in which it is defined) and `queries`.
+        A dict with two keys. `rows` has for each name: `AUC`, the mean over the queries that have relevant and other
+        docs, or None without such queries; `AUC_queries`, the number of these queries; `pairs`; and the means of the
+        measures. `kendall` has for each "A ~ B": `tau`, the mean over the queries with a defined tau, and `queries`,
+        the number of these queries.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
@@ -83,7 +85,7 @@ def _labelled(run: Run, qrels: Qrels, relevance: int) -> Iterator[tuple[np.ndarr
 
 
 def _common(one: Run, other: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the scores of the docs that both runs have, query by query."""
+    """Yield for each query the two runs' scores of the docs that both runs have."""
     for query_id, docs in one.items():
         shared = [doc_id for doc_id in docs if doc_id in other.get(query_id, {})]
         yield np.array([docs[doc_id] for doc_id in shared]), np.array([other[query_id][doc_id] for doc_id in shared])

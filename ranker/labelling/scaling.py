@@ -1,4 +1,4 @@
-"""Teachers' scores on one scale, their mean, and docs at the quantiles of the scores; all query by query."""
+"""Scale teachers' scores query by query, take their mean, and choose docs at the quantiles of the scores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scaled(scores: np.ndarray, offsets: np.ndarray, scaling: str) -> np.ndarray:
         centred, width = values - np.repeat(lowest, sizes), np.maximum.reduceat(values, starts) - lowest
     equal = np.maximum.reduceat(values, starts) == np.minimum.reduceat(
         values, starts
-    )  # rounding may leave a deviation above 0
+    )  # equal scores may have a deviation slightly above 0 by rounding
     return np.where(np.repeat(equal, sizes), 0.0, centred / np.repeat(np.where(equal, 1.0, width), sizes))
 
 
@@ -58,17 +58,12 @@ def mean_of_teachers(teachers: Sequence[np.ndarray], offsets: np.ndarray, scalin
 
 
 def at_quantiles(scores: np.ndarray, offsets: np.ndarray, always: np.ndarray, count: int) -> np.ndarray:
-    """Choose docs whose scores cover a teacher's whole range, instead of its best docs alone.
+    """Choose docs whose scores cover the whole range of a teacher's scores, not only the best docs.
 
-    A query keeps its docs of `always`, and m others, so that it has `count` docs in all. The others are at the
-    quantiles 0, 1/(m - 1), ..., 1 of the scores (ranks are rounded). Anchors at the quantiles of a teacher's scores
-    were proposed in arXiv:2604.04734, "Beyond Hard Negatives", 2026.
-
-    Args:
-        scores: A teacher's scores [pairs].
-        offsets: As for `scaled`.
-        always: Docs that are kept in any case, bool [pairs].
-        count: Docs per query.
+    A query keeps its docs of `always` and m other docs, `count` docs in all. The m docs are at the quantiles 0, 1/(m -
+    1), ..., 1 of the other docs' scores, with rounded ranks. Source of docs at the quantiles of a teacher's scores:
+    "Beyond Hard Negatives", arXiv:2604.04734, 2026.  Args: scores: A teacher's scores [pairs]. offsets: See `scaled`.
+    always: Docs that are kept in any case, bool [pairs]. count: Docs per query.
 
     Returns:
         Which docs are kept, bool [pairs].
@@ -78,11 +73,11 @@ def at_quantiles(scores: np.ndarray, offsets: np.ndarray, always: np.ndarray, co
     """
     kept = always.copy()
     order = np.lexsort((-scores, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))))
-    order = order[~always[order]]  # the other docs, by query and best first
+    order = order[~always[order]]  # the docs that are not in `always`, by query, best first
     query_of = np.searchsorted(offsets, order, side="right") - 1
     others = np.bincount(query_of, minlength=len(offsets) - 1)
     wanted = np.clip(count - (np.diff(offsets) - others), 0, others)
-    # rank j of m chosen ones among n docs: j (n - 1) / (m - 1), rounded; the best one if m is 1
+    # chosen doc j of m has the rank j (n - 1) / (m - 1), rounded, among n docs; for m = 1 the best doc is chosen
     steps = np.repeat((others - 1) / np.maximum(wanted - 1, 1), wanted)
     ranks = np.rint(ranges(0, wanted) * steps).astype(np.int64)
     first = np.cumsum(others) - others

@@ -1,4 +1,4 @@
-"""A teacher's scores on disk, a file for each shard of queries: a killed labelling continues with the missing ones."""
+"""Store a teacher's scores in a file per shard of queries, so that a killed labelling continues."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ranker.hashing import digest
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # raise it when the files or the way of scoring change
+FORMAT = 1  # increase this number when the files or the computation of scores change
 LOG_SECONDS = 30.0
 
 
 def candidates_digest(candidates: Candidates) -> str:
-    """Return a hash of which docs are scored for which queries, and in which order."""
+    """Return a hash of the queries, their docs and the order of both."""
     queries = json.dumps(candidates.query_ids).encode()
     return digest(queries, candidates.offsets.astype("<i8"), b" ".join(candidates.doc_ids.tolist()))
 
@@ -39,7 +39,7 @@ class ScoreShards:
     """The scores of candidates in a folder, with one file per `shard_queries` queries.
 
     Args:
-        folder: The folder; its name is a hash of everything that decides the scores (`open`).
+        folder: The folder, whose name is a hash of everything that decides the scores (see `open`).
         candidates: The docs to score.
         shard_queries: Queries per shard.
     """
@@ -58,8 +58,8 @@ class ScoreShards:
             root: Folder of all labels.
             candidates: The docs to score.
             shard_queries: Queries per shard.
-            description: Everything else that decides the scores: weights, texts, lengths, precision.
-            name: The teacher's name, for people who read `labels.json`; the folder does not depend on it.
+            description: Everything else that decides the scores: weights, texts, lengths of texts, precision.
+            name: The teacher's name, which `labels.json` shows to people; HASH does not depend on the name.
         """
         content = {
             **description,
@@ -139,20 +139,13 @@ def score_missing(
     workers: int = 0,
     progress: str | None = None,
 ) -> int:
-    """Score those shards of this process that are missing, and write each as soon as it is finished.
+    """Score the missing shards of this process, and write each shard as soon as it is complete.
 
-    The batches of a shard have pairs of this shard only. So its scores have the same bits whichever process computes
-    them, and whichever shards already exist.
-
-    Args:
-        scorer: The teacher.
-        collator: Makes the teacher's token batches.
-        collection: Queries and docs.
-        shards: The shards; process `rank` of `world_size` scores shards `rank`, `rank + world_size`, ...
-        devices: The devices of the run.
-        max_tokens: Token budget of a batch.
-        workers: Worker processes that collate ahead.
-        progress: Title of a progress bar; None shows none.
+    A batch has pairs of one shard only. So the scores of a shard have the same bits on every process, and with any set
+    of existing shards.  Args: scorer: The teacher. collator: Makes the teacher's token batches. collection: Queries and
+    docs. shards: The shards; process `rank` of `world_size` scores shards `rank`, `rank + world_size`, ... devices: The
+    devices of the run. max_tokens: Token budget of a batch. workers: Number of worker processes that collate ahead.
+    progress: Title of a progress bar; None shows none.
 
     Returns:
         Number of pairs that this call scored.
@@ -172,7 +165,7 @@ def score_missing(
 
 
 class _Writer:
-    """Takes scores batch by batch and writes a shard after its last batch."""
+    """Collects scores batch by batch, and writes a shard after its last batch."""
 
     def __init__(self, shards: ScoreShards, parts: list[tuple[int, ScoreBatches]], devices: Devices) -> None:
         self._shards, self._collector = shards, ScoreCollector()
@@ -198,7 +191,7 @@ class _Writer:
             log.info("shard %d of %d, %.0f pairs/s", shard + 1, len(self._shards), self.pairs / (now - self._started))
 
     def _each_end(self, parts: list[tuple[int, ScoreBatches]]) -> Iterator[tuple[int, ScoreBatches] | None]:
-        """Yield for each batch the shard that it finishes, or None."""
+        """Yield for each batch the shard whose last batch this is, or None."""
         for shard, part in parts:
             yield from [None] * (len(part) - 1)
             yield shard, part

@@ -1,4 +1,4 @@
-"""The report of a labelling on the screen."""
+"""Print the report of a labelling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def print_report(content: Mapping[str, Any], console: Console | None = None) -> 
 
     Args:
         content: The report.
-        console: The console; None is the screen.
+        console: The console to print on; None: standard output.
     """
     from rich.console import Console
     from rich.table import Table

@@ -1,1 +1,1 @@
-"""Ranking losses, one file each; `_groups` has shared functions. Read `hinge` first."""
+"""Ranking losses: each file has one loss, and `_groups` has shared functions. Read `hinge` first."""

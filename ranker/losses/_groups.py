@@ -1,4 +1,4 @@
-"""Functions shared by losses: masking of cells without a doc, values per group, checks of options."""
+"""Functions that losses share: they mask cells without a doc, compute values per group, and check options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def require_positive(key: str, value: float) -> float:
     """Return `value` if it is a finite number above 0.
 
     Raises:
-        ConfigError: It is not such a number; the message names `key`, the dotted configuration key.
+        ConfigError: The value is not such a number; the message names `key`, the dotted configuration key.
     """
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(
@@ -27,9 +27,10 @@ def require_positive(key: str, value: float) -> float:
 def real_cells(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores and labels [batch, docs] in one dtype, with 0 where a group has no doc.
 
-    The dtype is float32, or float64 if the scores are float64: half precision is too coarse for sums of exponentials,
-    and labels may be integers. Cells are filled before any arithmetic, because a NaN or inf in them would survive a
-    multiplication by the mask. A `where` after the formula would hide the NaN, but the gradient would still be NaN.
+    The dtype is float64 if the scores are float64, else float32, because half precision is too coarse for sums of
+    exponentials, and labels may be integers. The 0 is filled in before any arithmetic: a NaN or inf in an empty cell
+    would survive a multiplication by the mask, and a `where` at the end would hide the NaN in the value but not in the
+    gradient.
     """
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return scores.to(dtype).masked_fill(~doc_mask, 0.0), labels.to(dtype).masked_fill(~doc_mask, 0.0)
@@ -56,8 +57,8 @@ def mean_in_groups(values: Tensor, chosen: Tensor) -> Tensor:
 
 def log_softmax(values: Tensor, doc_mask: Tensor) -> Tensor:
     """Return each doc's log-probability in its group, and 0 for cells without a doc, [batch, docs]."""
-    # Masked cells get the lowest finite number, not -inf: in a group without docs, all logits would be -inf, and their
-    # softmax and its gradient NaN.
+    # Masked cells get the lowest finite number. With -inf, a group without docs would have only -inf as logits, so that
+    # the softmax and its gradient would be NaN.
     logits = values.masked_fill(~doc_mask, torch.finfo(values.dtype).min)
     return functional.log_softmax(logits, dim=1).masked_fill(~doc_mask, 0.0)
 
@@ -65,7 +66,7 @@ def log_softmax(values: Tensor, doc_mask: Tensor) -> Tensor:
 def label_ranks(labels: Tensor, doc_mask: Tensor) -> Tensor:
     """Return each doc's 1-based rank by descending label, [batch, docs]; equal labels share the mean of their ranks.
 
-    A cell without a doc has rank 1, so that no function of it is infinite.
+    A cell without a doc has rank 1, so that every function of the rank is finite.
     """
     higher = ordered_pairs(labels, doc_mask).sum(1)
     equal = ((labels.unsqueeze(2) == labels.unsqueeze(1)) & doc_mask.unsqueeze(2)).sum(1)
@@ -101,7 +102,7 @@ def ndcg_gains(labels: Tensor, doc_mask: Tensor, k: int | None = None) -> Tensor
     """
     grades = labels.masked_fill(~doc_mask, 0.0).clamp(min=0.0)
     top = grades.amax(1, keepdim=True)
-    # gains are divided by 2^top, so that no label overflows; the factor cancels in the ratio below
+    # gains are divided by 2^top to prevent an overflow; the factor cancels in the ratio below
     gains = torch.exp2(grades - top) - torch.exp2(-top)
     ideal = gains.sort(dim=1, descending=True).values[:, :k]
     ranks = torch.arange(1, ideal.shape[1] + 1, device=labels.device, dtype=labels.dtype)

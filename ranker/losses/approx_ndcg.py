@@ -8,7 +8,7 @@ from ranker.losses._groups import discounts, gaps, ndcg_gains, real_cells, requi
 
 
 class ApproxNDCG(nn.Module):
-    r"""Maximise a smooth nDCG, in which a doc's rank counts the docs above it by a sigmoid instead of a step.
+    r"""Maximise a smooth nDCG: a sigmoid replaces the step function that counts the docs above a doc.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \left(1 - \frac{1}{\max \mathrm{DCG}}
         \sum_i \frac{2^{y_i} - 1}{\log_2(1 + \hat r_i)}\right),

@@ -14,15 +14,15 @@ class BCE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i
         [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))], \quad t_i = \min(\max(y_i / m, 0), 1)
 
-    Labels below 0 or above `max_label` are clipped, since the loss is unbounded below for t outside [0, 1]. A group
+    Labels below 0 or above `max_label` are clipped, because for t outside [0, 1] the loss has no lower bound. A group
     without docs counts 0.
 
     Source: Good, "Rational Decisions", Journal of the Royal Statistical Society B 14, 1952 (the logarithmic score).
 
     Args:
-        max_label: The label m that means certainly relevant; labels are divided by it. Must be positive.
-        positive_weight: Weight w of the relevant part; with w equal to the number of negatives per positive, both parts
-            have the same weight. Must be positive.
+        max_label: The label m of a certainly relevant doc, by which labels are divided. Must be positive.
+        positive_weight: Weight w of relevance; with w equal to the number of negatives per positive, relevant and other
+            docs have the same total weight. Must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])

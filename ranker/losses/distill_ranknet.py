@@ -1,4 +1,4 @@
-"""RankNet on a teacher's order of docs (Schlatt et al., 2024), optionally with more weight on the top ranks."""
+"""RankNet with a teacher's order of docs (Schlatt et al., 2024), optionally with more weight for the top ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ranker.losses._groups import gaps, label_ranks, ordered_pairs, real_cells, 
 
 
 class DistillRankNet(nn.Module):
-    r"""Logistic loss on every pair that the teacher orders; labels are the teacher's scores.
+    r"""Logistic loss on every pair of docs with different labels; labels are a teacher's scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \frac{\sum_{r_i < r_j} w_{ij} \log(1 + e^{-\sigma (s_i - s_j)})}
         {\sum_{r_i < r_j} w_{ij}}
 
-    with :math:`r_i` the rank of doc i by descending label, from 1 (equal labels share the mean of their ranks). With
-    `weights=equal`, the value equals `ranknet` on the same labels, as in Rank-DistiLLM. With `weights=inverse_ranks`,
-    :math:`w_{ij} = 1 / (r_i + r_j)`. Only the order of the labels counts. A group without a pair of different labels
-    counts 0.
+    where :math:`r_i` is the rank of doc i by descending label, from 1; equal labels share the mean of their ranks. With
+    `weights=equal`, as in Rank-DistiLLM, the value equals that of `ranknet` on the same labels. With
+    `weights=inverse_ranks`, :math:`w_{ij} = 1 / (r_i + r_j)`. Only the order of the labels counts. A group without a
+    pair of different labels counts 0.
 
     Source: Schlatt et al., "Rank-DistiLLM", arXiv:2405.07920, 2024; Reddy et al., "FIRST: Faster Improved Listwise
     Reranking with Single Token Decoding", arXiv:2406.15657, 2024 (the weights by ranks).
@@ -43,7 +43,7 @@ class DistillRankNet(nn.Module):
         self.sigma = require_positive("loss.sigma", sigma)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's weighted mean over ordered pairs (0 if it has none).
+        """Return the mean over groups of each group's weighted mean over ordered pairs (0 without such pairs).
 
         All inputs [batch, docs].
         """

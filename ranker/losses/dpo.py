@@ -9,23 +9,23 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class DPO(nn.Module):
-    r"""Logistic loss on how much more than the reference the model prefers the better doc of each pair.
+    r"""Logistic loss on the score gaps of pairs, minus the gaps of a reference model.
 
     .. math:: \ell(s, r, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j}
         -\log \sigma(\beta ((s_i - r_i) - (s_j - r_j)))
 
-    with r the reference's scores. A doc's probability is :math:`\pi(i) = e^{s_i} / \sum_j e^{s_j}`, so that
-    :math:`\log \pi(i) - \log \pi(j) = s_i - s_j`. The reference is the model with its adapters switched off (LoRA); the
-    training subtracts its scores. A group without an ordered pair counts 0.
+    where r are the reference's scores. A doc's probability is :math:`\pi(i) = e^{s_i} / \sum_j e^{s_j}`, so that
+    :math:`\log \pi(i) - \log \pi(j) = s_i - s_j`. The reference is the same model without its LoRA adapters; the
+    training subtracts the reference's scores. A group without an ordered pair counts 0.
 
     Source: Rafailov et al., "Direct Preference Optimization", arXiv:2305.18290, equation 7.
 
     Args:
-        beta: Weight of the distance from the reference, in 1/score; must be positive. A small value lets the model move
-            far from the reference.
+        beta: How strongly the model is kept near the reference, in 1/score; must be positive. With a small value the
+            model can move far from the reference.
 
     Attributes:
-        against_reference: The training calls this loss with the scores minus the reference's.
+        against_reference: True: the training calls this loss with the scores minus the reference's scores.
 
     >>> import torch
     >>> relative, labels = torch.tensor([[10.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -40,9 +40,9 @@ class DPO(nn.Module):
         self.beta = require_positive("loss.beta", beta)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none).
+        """Return the mean over groups of each group's mean over ordered pairs (0 without such pairs).
 
-        All inputs [batch, docs]; `scores` are the model's minus the reference's.
+        All inputs [batch, docs]; `scores` are the model's scores minus the reference's scores.
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         return mean_in_groups(-logsigmoid(self.beta * gaps(scores)), ordered_pairs(labels, doc_mask))

@@ -9,7 +9,7 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class Hinge(nn.Module):
-    r"""Penalise every ordered pair of docs by the amount that its score gap is below the margin.
+    r"""Penalise every pair of docs with different labels by the difference between the margin and its score gap.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \max(0, m - (s_i - s_j))
 
@@ -31,7 +31,7 @@ class Hinge(nn.Module):
         self.margin = require_positive("loss.margin", margin)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none).
+        """Return the mean over groups of each group's mean over ordered pairs (0 without such pairs).
 
         All inputs [batch, docs].
         """

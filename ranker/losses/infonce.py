@@ -10,15 +10,15 @@ from ranker.losses._groups import log_softmax, mean_in_groups, real_cells, requi
 
 
 class InfoNCE(nn.Module):
-    r"""Softmax cross-entropy of the positives (label above 0) among all docs of the group, other positives included.
+    r"""Softmax cross-entropy of each positive (label above 0) among all docs of the group, with the other positives.
 
     With :math:`p = \mathrm{softmax}(s / \tau)` over the group,
 
     .. math:: \ell_{each}(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0} -\log p_i, \quad
         \ell_{any}(s, y) = \mathrm{mean}_{groups} -\log \sum_{y_i > 0} p_i
 
-    `each` is lowest if all positives have equal, high scores; for `any`, one high score is enough. The loss `lce`
-    compares each positive with the negatives only. With one positive, `each`, `any` and `lce` are equal. A group
+    `each` is lowest if all positives have equal, high scores; `any` is low if one positive has a high score. The loss
+    `lce` compares each positive with the negatives only. With one positive, `each`, `any` and `lce` are equal. A group
     without a positive or without a negative counts 0.
 
     Source: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive Coding",
@@ -60,6 +60,6 @@ class InfoNCE(nn.Module):
         has_contrast = (positive.any(1) & (doc_mask & ~positive).any(1)).unsqueeze(1)
         if self.positives == "each":
             return mean_in_groups(-log_shares, positive & has_contrast)
-        lowest = torch.finfo(log_shares.dtype).min  # not -inf: without a positive, the gradient would be NaN
+        lowest = torch.finfo(log_shares.dtype).min  # with -inf, a group without a positive would have a NaN gradient
         total = log_shares.masked_fill(~positive, lowest).logsumexp(1, keepdim=True)
         return mean_in_groups(-total, has_contrast)

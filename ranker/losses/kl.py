@@ -1,4 +1,4 @@
-"""KL divergence between the teacher's and the student's distribution over a group's docs."""
+"""KL divergence of the student's from the teacher's distribution over a group's docs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class KL(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
         p = \mathrm{softmax}(y / \tau_y), \; q = \mathrm{softmax}(s / \tau)
 
-    The minimum, 0, is reached if :math:`s / \tau` and :math:`y / \tau_y` differ by a constant. A group in which all
-    labels are equal also counts: it pulls the scores together. A group with no or one doc counts 0. The value is not
-    multiplied by :math:`\tau^2`.
+    The minimum, 0, is reached if :math:`s / \tau` and :math:`y / \tau_y` differ by a constant. If all labels of a group
+    are equal, the loss pulls its scores together. A group with no or one doc counts 0. The value is not multiplied by
+    :math:`\tau^2`.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
 
@@ -44,4 +44,4 @@ class KL(nn.Module):
         scores, labels = real_cells(scores, labels, doc_mask)
         teacher = log_softmax(labels / self.teacher_temperature, doc_mask)
         student = log_softmax(scores / self.temperature, doc_mask)
-        return (teacher.exp() * (teacher - student)).sum(1).mean()  # 1 * (0 - 0) for a cell without a doc
+        return (teacher.exp() * (teacher - student)).sum(1).mean()  # a cell without a doc adds 1 * (0 - 0)

@@ -1,4 +1,4 @@
-"""LambdaLoss: RankNet with pairs weighted by their effect on nDCG (NDCG-Loss2++, Wang et al., 2018)."""
+"""LambdaLoss: RankNet whose pairs are weighted by their effect on nDCG (NDCG-Loss2++, Wang et al., 2018)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class LambdaLoss(nn.Module):
         \delta_{ij} = \left|\frac{1}{D(|r_i - r_j|)} - \frac{1}{D(|r_i - r_j| + 1)}\right|, \quad
         D(r) = \log_2(1 + r), \quad G_i = \frac{2^{y_i} - 1}{\max \mathrm{DCG@}k}
 
-    :math:`\rho` is LambdaRank's weight, :math:`\delta` that of the tighter bound NDCG-Loss2; their weighted sum is
-    NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores get different ranks, by ascending label. So equal
-    scores of all docs have a loss above 0, and the order of the docs in the batch does not matter. Labels below 0 have
-    gain 0. A group without an ordered pair counts 0.
+    :math:`\rho` is the weight of LambdaRank, :math:`\delta` the weight of the tighter bound NDCG-Loss2; their weighted
+    sum is NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores get different ranks, by ascending label. So the
+    loss is above 0 if all scores are equal, and it does not depend on the order of the docs in the batch. Labels below
+    0 have gain 0. A group without an ordered pair counts 0.
 
     Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 
     Args:
         sigma: Steepness of the logistic curve, in 1/score; must be positive.
-        mu: Weight of delta relative to rho, 0 or more; 0 is LambdaRank, 10 is the paper's value.
+        mu: Weight of delta relative to rho, at least 0; 0 gives LambdaRank, 10 is the paper's value.
         k: Depth of the nDCG that is optimised. For a rank greater than k, 1/D(r) is set to 0; a pair with both ranks
             greater than k has no loss. None: all ranks.
 
@@ -58,7 +58,7 @@ class LambdaLoss(nn.Module):
         self.k = k
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's weighted sum over ordered pairs (0 if it has none).
+        """Return the mean over groups of each group's weighted sum over ordered pairs (0 without such pairs).
 
         All inputs [batch, docs].
         """
@@ -72,7 +72,7 @@ class LambdaLoss(nn.Module):
         """Return (rho + mu delta) |G_i - G_j|, [batch, docs, docs]; the diagonal is not used."""
         ranks = _ranks(scores, labels, doc_mask).to(scores.dtype)
         rank_discounts = discounts(ranks)
-        # distance is 0 only on the diagonal; the clamp avoids the infinite delta there (the diagonal is not used)
+        # the distance is 0 on the diagonal only, which is not used; the clamp keeps delta finite there
         distance = gaps(ranks).abs().clamp(min=1.0)
         weight = self.mu * (discounts(distance) - discounts(distance + 1.0)).abs()
         if self.k is not None:

@@ -1,4 +1,4 @@
-"""Localized contrastive estimation: a positive doc against the sampled negatives of its query (Gao et al., 2021)."""
+"""Localized contrastive estimation: a positive doc competes with the negatives of its query (Gao et al., 2021)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class LCE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0}
         -\log \frac{e^{s_i / \tau}}{e^{s_i / \tau} + \sum_{y_j \le 0} e^{s_j / \tau}}
 
-    Positives are docs with a label above 0. If a group has several, each is compared with the negatives only, never
-    with another positive. Groups may differ in their number of negatives: padding is masked, and no negative is
-    repeated. A group without a positive or without a negative counts 0.
+    Positives are docs with a label above 0. If a group has several positives, each positive is compared with the
+    negatives only. Groups may differ in their number of negatives: padding is masked, and no negative is repeated. A
+    group without a positive or without a negative counts 0.
 
     Source: Gao, Dai and Callan, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", ECIR 2021.
 
@@ -39,14 +39,14 @@ class LCE(nn.Module):
         self.temperature = require_positive("loss.temperature", temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over positives (0 if it has none).
+        """Return the mean over groups of each group's mean over positives (0 without positives).
 
         All inputs [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         logits = scores / self.temperature
         positive = labels > 0
-        # The lowest finite number instead of -inf: in a group without a negative, all logits would be -inf, and the
-        # gradient of their logsumexp NaN.
+        # Masked cells get the lowest finite number. With -inf, a group without a negative would have only -inf as
+        # logits, and the gradient of their logsumexp would be NaN.
         negatives = logits.masked_fill(positive | ~doc_mask, torch.finfo(logits.dtype).min)
         return mean_in_groups(-logsigmoid(logits - negatives.logsumexp(1, keepdim=True)), positive)

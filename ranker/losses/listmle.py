@@ -12,10 +12,10 @@ class ListMLE(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i -\log \frac{e^{s_i}}{\sum_{y_j \le y_i} e^{s_j}}
 
-    where the outer sum is over docs i for which another doc of the group has a lower label. With distinct labels this
-    leaves out one doc only, whose term is 0. Docs with equal labels share a denominator (Breslow's rule for ties). With
-    one relevant doc and binary labels this is the softmax cross-entropy. A group in which all labels are equal counts
-    0.
+    where the outer sum is over docs i for which another doc of the group has a lower label. With distinct labels, the
+    sum leaves out the last doc only, whose term is 0. Docs with equal labels share a denominator (Breslow's rule for
+    ties). With one relevant doc and binary labels, the loss is the softmax cross-entropy. A group in which all labels
+    are equal counts 0.
 
     Source: Xia et al., "Listwise Approach to Learning to Rank: Theory and Algorithm", ICML 2008; Breslow, "Covariance
     Analysis of Censored Survival Data", Biometrics 30, 1974 (ties).
@@ -27,7 +27,7 @@ class ListMLE(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # explicit: the inherited signature would accept any option, also a misspelt one
+        super().__init__()  # the inherited signature would accept any option, even a misspelt one
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's sum over choices (0 if labels are equal).

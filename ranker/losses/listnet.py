@@ -8,7 +8,7 @@ from ranker.losses._groups import log_softmax, ordered_pairs, real_cells, requir
 
 
 class ListNet(nn.Module):
-    r"""Cross-entropy between each doc's probability of being ranked first by its label and by its score.
+    r"""Cross-entropy between the probabilities that a doc is ranked first: by the labels and by the scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups}
         -\sum_i \mathrm{softmax}(y / \tau_y)_i \log \mathrm{softmax}(s / \tau_s)_i
@@ -42,6 +42,6 @@ class ListNet(nn.Module):
         first_by_label = log_softmax(labels / self.label_temperature, doc_mask).exp()
         doc_loss = -first_by_label * log_softmax(
             scores / self.score_temperature, doc_mask
-        )  # 0 for a cell without a doc
+        )  # a cell without a doc adds 0
         has_order = ordered_pairs(labels, doc_mask).flatten(1).any(1)
         return doc_loss.sum(1).masked_fill(~has_order, 0.0).mean()

@@ -1,4 +1,4 @@
-"""Marginal likelihood of an answer over the docs that a reader may have read (Guu et al., 2020)."""
+"""Marginal likelihood of an answer, summed over the docs that a reader may read (Guu et al., 2020)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ranker.losses._groups import log_softmax, real_cells, require_positive
 
 
 class MarginalLikelihood(nn.Module):
-    r"""Negative log-likelihood of the answer if a doc is sampled by the softmax of the scores and then read.
+    r"""Negative log-likelihood of the answer of a reader that reads one doc, drawn by the softmax of the scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} -\log \sum_i p_i \frac{e^{y_i}}{\max_j e^{y_j}}, \qquad
         p = \mathrm{softmax}(s / \tau)
 
     Labels are a reader's :math:`y_i = \log p(\mathrm{answer} \mid q, d_i)` (`ranker label teacher=reader`). The divisor
-    is constant in a group. With it, the loss is 0 if the ranker gives all probability to the doc with which the reader
-    answers best. A group with no or one doc counts 0.
+    is constant in a group. Because of the divisor, the loss is 0 if the ranker gives all probability to the doc with
+    which the reader answers best. A group with no or one doc counts 0.
 
     Source: Guu et al., "REALM", arXiv:2002.08909, equation 1; Lewis et al., "Retrieval-Augmented Generation",
     arXiv:2005.11401 (RAG-Sequence).
@@ -25,7 +25,7 @@ class MarginalLikelihood(nn.Module):
         temperature: Divisor :math:`\tau` of the scores; must be positive.
 
     Attributes:
-        sorts_all: False: the loss learns which docs are best, and says little about the order of the others.
+        sorts_all: False: the loss learns which docs are best, and hardly the order of the other docs.
 
     >>> import torch
     >>> scores, labels = torch.zeros(1, 2), torch.tensor([[-1.0, -2.0]])

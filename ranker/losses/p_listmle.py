@@ -1,4 +1,4 @@
-"""Position-aware ListMLE: the likelihood of the order by label, with more weight on its top (Lan et al., 2014)."""
+"""Position-aware ListMLE: ListMLE with more weight for the top of the order by label (Lan et al., 2014)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PListMLE(nn.Module):
 
     with n docs in the group and :math:`r_i` the rank of doc i by descending label, from 1. Sums over i are over docs
     for which another doc of the group has a lower label. Equal labels share a denominator and the mean of their ranks.
-    The weights of a group are normalised to the sum 1. The paper does not do this; without it, a group of 30 docs would
-    have a million times the weight of a group of 10. A group in which all labels are equal counts 0.
+    The weights of a group are divided by their sum, which the paper does not do. Without this division, a group of 30
+    docs would have a million times the weight of a group of 10 docs. A group in which all labels are equal counts 0.
 
     Source: Lan et al., "Position-Aware ListMLE: A Sequential Learning Process for Ranking", UAI 2014.
 
@@ -28,7 +28,7 @@ class PListMLE(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # explicit: the inherited signature would accept any option, also a misspelt one
+        super().__init__()  # the inherited signature would accept any option, even a misspelt one
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's weighted mean over choices (0 if labels are equal).

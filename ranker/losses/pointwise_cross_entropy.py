@@ -15,9 +15,9 @@ class PointwiseCrossEntropy(nn.Module):
         \begin{cases} -\log p_i & y_i > 0 \\ -\log (1 - p_i) & y_i \le 0 \end{cases}
 
     with :math:`p = \mathrm{softmax}(l_0, l_1)_1`. A softmax over two logits depends only on their difference: if the
-    score is the log-odds :math:`s = l_1 - l_0`, then :math:`p = 1 / (1 + e^{-s})`, so this is the paper's cross-entropy
-    with one number per doc. The paper averages over all pairs of a batch; here every group has the same weight,
-    whatever its number of docs. A doc is relevant if its label is above 0. A group without docs counts 0.
+    score is the log-odds :math:`s = l_1 - l_0`, then :math:`p = 1 / (1 + e^{-s})`. So this loss equals the paper's
+    cross-entropy, from one number per doc. The paper averages over all pairs of a batch; here every group has the same
+    weight, with any number of docs. A doc is relevant if its label is above 0. A group without docs counts 0.
 
     Source: Nogueira and Cho, "Passage Re-ranking with BERT", arXiv:1901.04085, 2019.
 
@@ -31,7 +31,7 @@ class PointwiseCrossEntropy(nn.Module):
     needs_negatives = False
 
     def __init__(self) -> None:
-        super().__init__()  # explicit: the inherited signature would accept any option, also a misspelt one
+        super().__init__()  # the inherited signature would accept any option, even a misspelt one
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's mean over docs. All inputs [batch, docs]; scores are log-odds."""

@@ -31,10 +31,10 @@ class RankNet(nn.Module):
         self.sigma = require_positive("loss.sigma", sigma)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none).
+        """Return the mean over groups of each group's mean over ordered pairs (0 without such pairs).
 
         All inputs [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
-        # logsigmoid is exact for all gaps; softplus is linear above 20, which differs in float64.
+        # logsigmoid is exact for all gaps; softplus is linear above 20, which is not exact in float64.
         return mean_in_groups(-logsigmoid(self.sigma * gaps(scores)), ordered_pairs(labels, doc_mask))

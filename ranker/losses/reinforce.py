@@ -1,4 +1,4 @@
-"""REINFORCE with nDCG as the reward of rankings that are drawn from the scores (Williams, 1992)."""
+"""REINFORCE (Williams, 1992): rankings are drawn from the scores, and their nDCG is the reward."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ SAMPLE, RANK = 0x9E3779B1, 0x85EBCA77
 
 
 class Reinforce(nn.Module):
-    r"""One minus the mean nDCG of drawn rankings; its gradient is that of REINFORCE.
+    r"""One minus the mean nDCG of drawn rankings, with the gradient of REINFORCE.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \, 1 - \frac{1}{m} \sum_k R_k, \qquad
         \nabla \ell = \mathrm{mean}_{groups} -\frac{1}{m} \sum_k (R_k - b_k) \nabla \log P(\pi_k)
 
-    Ranking :math:`\pi_k` is drawn from the Plackett-Luce model of the scores,
-    :math:`P(\pi) = \prod_i e^{s_{\pi_i}} / \sum_{j \ge i} e^{s_{\pi_j}}`, by sorting scores plus Gumbel noise. Its
-    reward is :math:`R_k = \mathrm{nDCG}(\pi_k)`, and the baseline :math:`b_k` the mean reward of the other m - 1
-    rankings. The noise is a hash of (seed of the step, group, ranking, the doc's rank by score and label), so that it
-    depends neither on devices and micro-batches nor on the order of docs. A group without a label above 0 counts 0.
+    Ranking :math:`\pi_k` is drawn from the Plackett-Luce model of the scores, :math:`P(\pi) = \prod_i e^{s_{\pi_i}} /
+    \sum_{j \ge i} e^{s_{\pi_j}}`, by sorting scores plus Gumbel noise. The reward of a ranking is :math:`R_k =
+    \mathrm{nDCG}(\pi_k)`. The baseline :math:`b_k` is the mean reward of the other m - 1 rankings. The noise is a hash
+    of (seed of the step, group, ranking, the doc's rank by score and label), so the noise depends neither on devices
+    and micro-batches nor on the order of docs. A group without a label above 0 counts 0.
 
     Source: Williams, "Simple Statistical Gradient-Following Algorithms", Machine Learning 8, 1992; Kool, van Hoof and
     Welling, "Buy 4 REINFORCE Samples, Get a Baseline for Free!", ICLR 2019 workshop (the baseline).
 
     Args:
         samples: Rankings m that are drawn for each group, at least 2.
-        k: Number of first ranks over which nDCG is computed; None: all.
+        k: nDCG is computed over the first k ranks; None: over all ranks.
 
     Attributes:
-        draws: The training passes the step's seed and the groups' ids.
+        draws: True: the training also passes the step's seed and the groups' ids.
 
     Raises:
         ConfigError: An option is out of range.
@@ -93,16 +93,16 @@ class Reinforce(nn.Module):
 
 
 def _finalise(bits: Tensor) -> Tensor:
-    """Hash numbers of 32 bits, in int64: each bit of the result depends on all bits of the argument."""
+    """Hash 32-bit numbers, stored in int64: each bit of the result depends on all bits of the argument."""
     for shift, multiplier in ((16, FIRST), (15, SECOND)):
         bits = ((bits ^ (bits >> shift)) * multiplier) & MASK
     return bits ^ (bits >> 16)
 
 
 def _log_probability(scores: Tensor, doc_mask: Tensor, orders: Tensor) -> Tensor:
-    """Return the Plackett-Luce log-probability of rankings [samples, batch, docs], [samples, batch]."""
+    """Return the Plackett-Luce log-probability [samples, batch] of rankings [samples, batch, docs]."""
     real = doc_mask.expand_as(orders).gather(2, orders)  # real docs are first
     ordered = scores.expand_as(orders).gather(2, orders)
     logits = ordered.masked_fill(~real, torch.finfo(scores.dtype).min)
-    rest = logits.flip(2).logcumsumexp(2).flip(2)  # logsumexp over the docs from each rank on
+    rest = logits.flip(2).logcumsumexp(2).flip(2)  # logsumexp over the docs at this rank and below
     return (ordered - rest).masked_fill(~real, 0.0).sum(2)

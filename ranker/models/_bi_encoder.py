@@ -35,8 +35,8 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
 def new_projection(encoder: Encoder, size: int, bias: bool, activation: str = "identity") -> nn.Sequential:
     """Return a linear layer from states to vectors of `size`, and its activation.
 
-    The initial weights are orthogonal. They keep angles as far as possible, so that training starts from the encoder's
-    similarities.
+    The initial weights are orthogonal. Orthogonal weights keep angles as far as possible, so that training starts from
+    the similarities of the encoder's states.
 
     Args:
         encoder: The encoder of the states.
@@ -52,7 +52,7 @@ def new_projection(encoder: Encoder, size: int, bias: bool, activation: str = "i
 
 
 def first_numbers(encoder: Encoder, projection: nn.Sequential | None, size: int) -> nn.Sequential:
-    """Return a projection to the first `size` numbers of the vectors that an encoder and a projection give.
+    """Return a projection whose output is the first `size` numbers of the vectors of an encoder and a projection.
 
     Args:
         encoder: The encoder of the states.
@@ -74,7 +74,7 @@ def first_numbers(encoder: Encoder, projection: nn.Sequential | None, size: int)
 
 
 def vector_size(encoder: Encoder, projection: nn.Sequential | None) -> int:
-    """Return the size of the vectors that an encoder and a projection give."""
+    """Return the size of the vectors that a projection of an encoder's states gives."""
     linears = [part for part in projection or () if isinstance(part, nn.Linear)]
     return linears[-1].out_features if linears else encoder.dim
 
@@ -83,11 +83,11 @@ def text_limit(encoder: Encoder, lengths: Mapping[str, Any], key: str, template:
     """Return the longest text of queries or docs in tokens, special tokens not counted.
 
     Args:
-        encoder: Its positions are the upper bound.
-        lengths: `query_length`, `document_length` and `max_seq_length` of a folder, if it has them. Without them, the
-            tokenizer's maximum is used.
+        encoder: The encoder; its number of positions is the upper bound.
+        lengths: `query_length`, `document_length` and `max_seq_length` of a folder, as far as the folder has them.
+            Without these values, the tokenizer's maximum is used.
         key: `query_length` or `document_length`.
-        template: The layout; its own maximum comes first.
+        template: The layout of a text; if it has a maximum, this maximum is used first.
     """
     longest = (
         template.max_tokens or lengths.get(key) or lengths.get("max_seq_length") or encoder.tokenizer.model_max_length

@@ -1,4 +1,4 @@
-"""ColBERT's markers and expansion token, for any tokenizer; markers that its vocabulary lacks are added."""
+"""ColBERT's markers and expansion token, for any tokenizer; markers missing from its vocabulary are added."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MARKER = re.compile(r"\[\S+\]|<\S+>")
 
 
 def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
-    """Make markers special tokens of the tokenizer, so that tokenizing a text never gives them.
+    """Make markers special tokens of the tokenizer, so that the tokens of a text never include a marker.
 
     A marker of the vocabulary keeps its embedding. A marker in brackets that the vocabulary lacks, such as `[Q]`, is
-    added; its embedding is the mean of all (Hewitt, 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
-    Any other marker is tokenized as ordinary text. Nothing is drawn at random, so a model that is built again has the
-    same weights.
+    added; its embedding is the mean of all embeddings (Hewitt, 2021,
+    https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Any other marker is tokenized as ordinary text. Nothing is
+    drawn at random, so a model that is built again has the same weights.
 
     Args:
-        encoder: Its tokenizer and its table of embeddings are changed.
+        encoder: The encoder; its tokenizer and its table of embeddings are changed.
         markers: Markers without blanks around them.
 
     Raises:
@@ -63,12 +63,10 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
 
 
 def expansion_token(encoder: Encoder) -> int:
-    """Return the id of the token that extends queries: the mask token, or without one the token at the end of a text.
+    """Return the id of the token that extends queries: the mask token or, if there is none, the end-of-text token.
 
-    sentence-transformers chooses the same (`query_expansion` with `token: null`).
-
-    Raises:
-        ConfigError: The tokenizer has neither, or the id has no embedding.
+    sentence-transformers chooses the same token (`query_expansion` with `token: null`).  Raises: ConfigError: The
+    tokenizer has neither token, or the id has no embedding.
     """
     tokenizer, rows = encoder.tokenizer, len(encoder.model.get_input_embeddings().weight)
     token_id = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.eos_token_id

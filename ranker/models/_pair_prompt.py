@@ -1,9 +1,9 @@
 """Prompts for a query and a doc in one sequence: a template with `{instruction}`, `{query}` and `{doc}`.
 
-The tokens of a row are those of the whole prompt, tokenized at once. But texts are tokenized only once, into token
-stores, while prompts change. So each literal (the fixed text around the fields) is split where no token can span the
-split. The piece next to a text is stored together with the text, and the rest becomes special tokens of the layout. If
-a text is truncated, the literal after it has the tokens that it has by itself.
+A row has the tokens of the whole prompt, as if the prompt were tokenized at once. But texts are tokenized only once,
+into token stores, while prompts change. So each literal (the fixed text between the fields) is split at a position that
+no token can span. The piece next to a text is stored together with the text, and the rest of the literal becomes
+special tokens of the layout. After a truncated text, a literal has the tokens of the literal alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ranker.models._prompts import SEAMS
 log = logging.getLogger(__name__)
 
 FIELDS = ("query", "doc")
-# texts whose ends may merge with what follows
+# texts whose end may merge with the start of the next text
 ENDS = (
     "",
     "apple river",
@@ -44,7 +44,7 @@ ENDS = (
 
 
 def filled(prompt: str, instruction: str, key: str = "model.prompt") -> str:
-    """Return a prompt with its instruction, and `{query}` and `{doc}` still open.
+    """Fill the instruction into a prompt; `{query}` and `{doc}` stay in the result.
 
     Args:
         prompt: The template.
@@ -67,7 +67,7 @@ def filled(prompt: str, instruction: str, key: str = "model.prompt") -> str:
 
 
 def in_chat(tokenizer: Any, prompt: str) -> str:
-    """Return a prompt as the user's message in the tokenizer's chat template, up to where the answer begins.
+    """Put a prompt into the tokenizer's chat template as the user's message; the result ends where the answer begins.
 
     Raises:
         ConfigError: The tokenizer has no chat template, or the template changes the message.
@@ -78,19 +78,19 @@ def in_chat(tokenizer: Any, prompt: str) -> str:
     text: str = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     begin = tokenizer.bos_token
     if begin and text.startswith(begin) and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
-        text = text[len(begin) :]  # the tokenizer adds it by itself
+        text = text[len(begin) :]  # the tokenizer adds the bos token itself
     if any(text.count(f"{{{field}}}") != 1 for field in FIELDS):
         raise ConfigError(f"model.chat: expected a chat template that keeps the message, got {text[:200]!r}")
     return text
 
 
 def pair_layout(tokenizer: Any, prompt: str, ends: bool) -> Template:
-    """Return the layout of rows whose tokens are those of a prompt, tokenized at once.
+    """Return the layout of rows that have the tokens of the whole prompt.
 
     Args:
         tokenizer: A fast tokenizer.
         prompt: The template, with its instruction.
-        ends: Whether the special tokens that the tokenizer puts after a text, such as `[SEP]`, end the row.
+        ends: Whether the row ends with the special tokens that the tokenizer puts after a text, such as `[SEP]`.
     """
     first, query, middle, doc, last = re.split(r"\{(query|doc)\}", prompt)
     single, cuts = Template.of(tokenizer, 1), _Cuts(tokenizer)
@@ -133,12 +133,12 @@ class _Cuts:
         return tokens
 
     def after_text(self, literal: str) -> list[int]:
-        """Return the token ids of a literal as they follow a text."""
+        """Return the token ids of a literal after a text."""
         text, together = self.ids("a"), self.ids("a" + literal)
         return together[len(text) :] if together[: len(text)] == text else self.ids(literal)
 
     def shared(self, prefix: str) -> int:
-        """Return how many first tokens a prefix keeps, whichever text of `SEAMS` follows it."""
+        """Return how many first tokens of a prefix are the same before every text of `SEAMS`."""
         columns = zip(*(self.ids(prefix + text) for text in SEAMS), strict=False)
         number = 0
         for column in columns:
@@ -148,12 +148,12 @@ class _Cuts:
         return number
 
     def parts(self, literal: str, left: bool = True, right: bool = True) -> tuple[str, str, str]:
-        """Split a literal into a piece stored with the text before, a piece not stored, and one for the text after.
+        """Split a literal into three pieces: stored with the text before, not stored, stored with the text after.
 
         Args:
             literal: The literal.
-            left: Whether a text is before it.
-            right: Whether a text is after it.
+            left: Whether a text is before the literal.
+            right: Whether a text is after the literal.
         """
         cuts = [0] if not left else []
         cuts += [cut for cut in self._candidates(literal) if self._is_cut(literal, cut, left, right)]
@@ -175,7 +175,7 @@ class _Cuts:
         return sorted({0, len(literal), *(match.start() for match in re.finditer(r"\b|(?<=\W)|(?=\W)", literal))})
 
     def _is_cut(self, literal: str, cut: int, left: bool, right: bool) -> bool:
-        """Whether no token can span a position, whatever the texts around the literal are."""
+        """Return whether no token can span a position of the literal, with any texts around the literal."""
         before, after = literal[:cut], literal[cut:]
         pairs = [(text + before, after + "a" * right) for text in (ENDS if left else ("",))]
         pairs += [("a" * left + before, after + text) for text in (SEAMS if right else ("",))]
@@ -187,7 +187,7 @@ class _Cuts:
         return all(self._splits(one, other) for one, other in pairs)
 
     def _splits(self, one: str, other: str) -> bool:
-        """Whether pre-tokenization splits between two texts, so that no vocabulary can merge across."""
+        """Return whether pre-tokenization splits between two texts, so that no vocabulary can merge their tokens."""
         if self._backend.pre_tokenizer is None:
             return False
 
@@ -199,7 +199,7 @@ class _Cuts:
 
 
 def token_of(tokenizer: Any, word: str, before: str, key: str) -> int:
-    """Return the token of a word as it stands after a text.
+    """Return the token of a word after a text.
 
     Args:
         tokenizer: A fast tokenizer.

@@ -1,4 +1,4 @@
-"""Row layouts with prompts, tokenized as sentence-transformers does: prompt and text are one string."""
+"""Layouts of rows with prompts; as in sentence-transformers, prompt and text are tokenized as one string."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prefix_of(prompt: str, field: str, instruction: str) -> str:
     """Return the text before each query or doc.
 
     Args:
-        prompt: That text, or a template that ends with `{query}` or `{doc}` and may contain `{instruction}`.
+        prompt: The text itself, or a template that ends with `{query}` or `{doc}` and may contain `{instruction}`.
         field: `query` or `doc`.
         instruction: The text for `{instruction}`.
 
@@ -40,10 +40,10 @@ def prefix_of(prompt: str, field: str, instruction: str) -> str:
 
 
 def check_instruction(instruction: str, *prompts: str) -> None:
-    """Check that a prompt has `{instruction}`, if there is an instruction.
+    """Check that at least one prompt has `{instruction}` if there is an instruction.
 
     Raises:
-        ConfigError: No prompt has it.
+        ConfigError: There is an instruction, but no prompt has `{instruction}`.
     """
     if instruction and not any("{instruction}" in prompt for prompt in prompts):
         raise ConfigError(
@@ -55,10 +55,10 @@ def check_instruction(instruction: str, *prompts: str) -> None:
 def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:
     """Return the layout of texts with a prompt.
 
-    Some tokenizers cut a text after a prompt exactly as they cut it alone (WordPiece after a blank). Then the prompt's
-    tokens become special tokens of the layout, and token stores hold texts only. Others merge across the seam:
-    byte-level BPE and SentencePiece join the blank to the next word. Then the part of the prompt after its last special
-    token becomes the layout's prefix, and token stores hold prefix and text.
+    Some tokenizers give a text the same tokens after a prompt as alone (WordPiece after a blank). Then the prompt's
+    tokens become special tokens of the layout, and token stores have texts only. Other tokenizers merge the end of the
+    prompt with the start of the text: byte-level BPE and SentencePiece join a blank to the next word. Then the part of
+    the prompt after its last special token becomes the layout's prefix, and token stores have prefix and text.
 
     Args:
         tokenizer: The encoder's tokenizer.
@@ -83,15 +83,15 @@ def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: st
             "sentence-transformers",
             prompt,
         )
-    columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # up to the shortest
+    columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # zip ends with the shortest list
     num_shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
     return single.with_prompt(ids(special), prefix, num_shared)
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> int:
-    """Return the number of a prompt's tokens that Pooling leaves out, special tokens at the start included.
+    """Return the number of prompt tokens that Pooling leaves out, with the special tokens at the start.
 
-    sentence-transformers tokenizes the prompt by itself and does not count a special token at its end.
+    sentence-transformers tokenizes the prompt alone and does not count a special token at the prompt's end.
     """
     ids: list[int] = tokenizer(prompt)["input_ids"]  # type: ignore[assignment]
     return len(ids) - (ids[-1] in tokenizer.all_special_ids)

@@ -1,4 +1,4 @@
-"""Shared code of models of term weights: which tokens of a text are words, vectors of word counts, and scores."""
+"""Shared code of models with term weights: which tokens are words, vectors of word counts, and scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ranker.types import RankBatch, TokenBatch
 
 
 def counted_tokens(encoder: Encoder, words: int) -> Tensor:
-    """Return which token ids are words of texts, bool [words]: all except special tokens.
+    """Return which token ids are words, bool [words]: all ids except special tokens.
 
     Args:
-        encoder: Its tokenizer names the special tokens.
+        encoder: The encoder, whose tokenizer names the special tokens.
         words: Size of a vector.
     """
     counted = torch.ones(words, dtype=torch.bool)
@@ -61,7 +61,7 @@ def inverse_document_frequencies(frequencies: Tensor, num_docs: int) -> Tensor:
 
 
 class TermScorer(nn.Module):
-    """A bi-encoder whose vectors are term weights, so that a score is their inner product, computed in float32."""
+    """A bi-encoder whose vectors are term weights; a score is the inner product of two vectors, in float32."""
 
     encode_queries: Callable[[TokenBatch], TextVectors]
     encode_docs: Callable[[TokenBatch], TextVectors]
@@ -76,7 +76,7 @@ class TermScorer(nn.Module):
             return queries.values @ docs.values.T
 
     def scoring_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters that `score_block` reads: none."""
+        """Return an empty list: `score_block` reads no trained parameters."""
         return []
 
     def divisor(self) -> float:
@@ -86,7 +86,7 @@ class TermScorer(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        docs = self.encode_docs(batch.docs)  # docs before queries, as in ContrastiveModule
+        docs = self.encode_docs(batch.docs)  # docs are encoded before queries, as in ContrastiveModule
         queries = self.encode_queries(batch.queries)
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         with torch.autocast(docs.values.device.type, enabled=False):

@@ -27,11 +27,11 @@ from ranker.types import RankBatch, TokenBatch
 
 @dataclass(frozen=True)
 class Expansion:
-    """How queries are extended.
+    """How queries are extended to a fixed length.
 
     Args:
-        length: Tokens to which shorter queries are extended, special ones included; 0: no expansion.
-        token: Id of the token that extends them.
+        length: Number of tokens to which a shorter query is extended, special tokens included; 0: no expansion.
+        token: Id of the token that extends queries.
         attended: Whether other tokens attend to the expansion.
         cuts: Whether longer queries are cut to `length`.
     """
@@ -61,7 +61,7 @@ def token_layouts(
 
 
 class ColBERT(nn.Module):
-    r"""Score a query and a doc by MaxSim: for each token of the query, the best similarity with a token of the doc.
+    r"""Score a query and a doc by MaxSim: the sum over query tokens of the best similarity with a doc token.
 
     .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} \mathrm{sim}(E_i(q), E_j(d))
 
@@ -70,20 +70,20 @@ class ColBERT(nn.Module):
 
     Args:
         encoder: The encoder of queries and docs.
-        projection: Size of a token vector; None: states of the encoder are the vectors.
-        similarity: Of two token vectors: `cosine` or `dot`.
-        query_prompt: Marker before each query, such as `[Q]`. A marker of the vocabulary is used as it is. One in
-            brackets that the vocabulary lacks is added to the vocabulary. Any other marker is tokenized as text.
+        projection: Size of a token vector; None: the encoder's hidden states are the vectors.
+        similarity: Similarity of two token vectors: `cosine` or `dot`.
+        query_prompt: Marker before each query, such as `[Q]`. A marker of the vocabulary is used as it is. A marker in
+            brackets is added to the vocabulary if it is missing. Any other marker is tokenized as text.
         doc_prompt: Marker before each doc, `[D]`. Both markers may be templates that end with `{query}` or `{doc}`.
         instruction: Text for `{instruction}` in such templates.
-        query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
-            expansion. If the tokenizer has no mask token, its eos token is used (`expansion_token`).
-        attend_to_expansion: Whether other tokens attend to the expansion. If not, as in the paper, the expansion does
-            not change the vectors of the query's tokens.
+        query_length: Number of tokens, special tokens included, to which shorter queries are extended with `[MASK]`, or
+            with the eos token if the tokenizer has no mask token (`expansion_token`); 0: no expansion.
+        attend_to_expansion: Whether other tokens attend to the expansion. If false, as in the paper, the expansion does
+            not change the vectors of the query's own tokens.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
         mask_punctuation: Whether tokens of docs that are punctuation marks have no vector.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of
-            the step are then in memory). None: yes, except if labels are a teacher's scores.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives True needs all token
+            vectors of the step in memory. None: true, except if labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
 
     Attributes:
@@ -94,7 +94,7 @@ class ColBERT(nn.Module):
     reads = "texts"
     training_keys = ("in_batch_negatives", "symmetric")
     vectors = "tokens"
-    doc_encoder: Encoder | None = None  # docs share the encoder of queries
+    doc_encoder: Encoder | None = None  # docs and queries have one encoder
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ColBERT(nn.Module):
         check_instruction(instruction, query_prompt, doc_prompt)
         prompts = {"query": query_prompt, "doc": doc_prompt}
         markers = [prefix_of(prompt, field, instruction).strip() for field, prompt in prompts.items()]
-        # other programs put a blank between marker and text
+        # as in other programs, a blank is between marker and text
         self.query_prompt, self.doc_prompt = (f"{marker} " if marker else "" for marker in markers)
         self.query_length, self.attend_to_expansion, self.cut_queries = query_length, attend_to_expansion, cut_queries
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
@@ -165,7 +165,7 @@ class ColBERT(nn.Module):
     def settings(self) -> dict[str, Any]:
         """Return the options that change the vectors, besides weights and tokenizer.
 
-        A hash of them, the weights and the tokenizer is stored with the vectors.
+        Stored vectors have a hash of these options, the weights and the tokenizer.
         """
         return {
             "scorer": "colbert",
@@ -180,16 +180,16 @@ class ColBERT(nn.Module):
         return TextVectors(self._encode(batch), batch.cu_seqlens.diff().long(), batch.max_length)
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
-        """Return one vector per token, float32; special tokens have one, words of the skiplist have none."""
+        """Return one vector per token, float32; special tokens have vectors, words of the skiplist have none."""
         vectors = self._encode(batch)
         return TextVectors(vectors[self._has_vector(batch)], self.doc_vector_counts(batch), batch.max_length)
 
     def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
-        """Return the number of vectors of each doc, int64 [docs], without encoding it."""
+        """Return the number of vectors of each doc, int64 [docs], without encoding the docs."""
         return functional.pad(self._has_vector(batch).long().cumsum(0), (1, 0))[batch.cu_seqlens.long()].diff()
 
     def _has_vector(self, batch: TokenBatch) -> Tensor:
-        """Which tokens of docs have a vector, bool [tokens]."""
+        """Return which tokens of docs have a vector, bool [tokens]."""
         return ~self._skipped[batch.tokens]
 
     def _encode(self, batch: TokenBatch) -> Tensor:
@@ -202,7 +202,7 @@ class ColBERT(nn.Module):
         return maxsim_all(queries, docs)
 
     def scoring_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters that `score_block` reads: none."""
+        """Return an empty list: `score_block` reads no trained parameters."""
         return []
 
     def divisor(self) -> float:
@@ -213,7 +213,7 @@ class ColBERT(nn.Module):
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
-        docs = self.encode_docs(batch.docs)  # docs before queries, as in ContrastiveModule
+        docs = self.encode_docs(batch.docs)  # docs are encoded before queries, as in ContrastiveModule
         scores = maxsim_pairs(self.encode_queries(batch.queries), docs, owners)
         return to_grid(scores, batch.doc_mask)
 
@@ -243,7 +243,7 @@ class ColBERT(nn.Module):
         """Load a folder of sentence-transformers, or of Stanford ColBERT (`HF_ColBERT` with artifact.metadata).
 
         Raises:
-            CheckpointError: The folder is neither, or has a setting that this model does not have.
+            CheckpointError: The folder is of neither program, or has a setting that this model does not have.
         """
         known = multi_vector_encoder.has_modules(folder)
         model = (multi_vector_encoder if known else stanford_colbert).read(folder, execution)
@@ -258,7 +258,7 @@ class ColBERT(nn.Module):
             cut_queries=model.cut_queries,
             mask_punctuation=False,
         )
-        if not model.add_markers:  # the folder's tokenizer is used as it is
+        if not model.add_markers:  # the folder's tokenizer already has its markers
             scorer.query_prompt, scorer.doc_prompt = model.query_prompt, model.doc_prompt
         vocabulary = model.encoder.tokenizer.get_vocab()
         scorer.projection = model.projection

@@ -46,28 +46,29 @@ class DPR(nn.Module):
     .. math:: s(q, d) = \mathrm{sim}(E_q(q), E_d(d)) / \tau
 
     Args:
-        encoder: The encoder of queries, and of docs if `tied`; else the encoder of docs starts as a copy.
+        encoder: The encoder of queries, and of docs if `tied`. Otherwise docs have a second encoder, a copy at the
+            start.
         pooling: How states become a vector: `cls`, `mean`, `max`, `last` or `weightedmean` (see `pool`), or `auto`
             (see `auto_pooling`).
         tied: Whether queries and docs share all weights.
         similarity: `cosine` or `dot`.
-        temperature: Divides similarities; must be positive.
+        temperature: Divisor of the similarities; must be positive.
         learn_temperature: Whether the temperature is trained (never below 0.01).
         projection: Size of a linear layer after pooling; None: no such layer.
-        activation: After the projection: a key of `ACTIVATIONS`.
+        activation: Activation after the projection, a key of `ACTIVATIONS`.
         query_prompt: Text before each query, or a template that ends with `{query}`, such as
             `Instruct: {instruction}\nQuery: {query}` (E5, RepLLaMA). Prompt and query are tokenized together. The
             tokenizer's special tokens in the prompt are kept as special tokens.
         doc_prompt: The same before each doc; a template ends with `{doc}`.
         instruction: Text for `{instruction}` in the prompts.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
+        in_batch_negatives: Whether the docs of a step's other queries are negatives in training; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
-        matryoshka_dims: Sizes d for which the first d dimensions of a vector are trained to be usable alone. For this
-            key and the next three see `ranker.training.matryoshka`.
-        matryoshka_layers: Lower layers whose states are also trained to be usable as vectors.
+        matryoshka_dims: Sizes d: training makes the first d dimensions of a vector usable alone. For this key and the
+            next three see `ranker.training.matryoshka`.
+        matryoshka_layers: Lower layers: training makes their states usable as vectors, too.
         matryoshka_layers_per_step: Number of these layers that each step draws.
-        matryoshka_alignment: Weight of the divergence between the vectors after these layers and after the last.
+        matryoshka_alignment: Weight of the divergence between the vectors after these layers and after the last layer.
 
     Attributes:
         pools_prompt: Whether the tokens of a prompt are pooled with those of the text; False only for some loaded
@@ -127,7 +128,7 @@ class DPR(nn.Module):
         )
         self.doc_encoder = None if tied else copy.deepcopy(encoder)
         self.doc_projection = None if tied else copy.deepcopy(self.projection)
-        # both set by `load`
+        # `load` sets both
         self.text_limits: tuple[int, int] | None = None
         self.pools_prompt = True
 
@@ -157,9 +158,9 @@ class DPR(nn.Module):
         return query, doc
 
     def settings(self) -> dict[str, Any]:
-        """Return the options that change the vectors, apart from weights and tokenizer.
+        """Return the options that change the vectors, besides weights and tokenizer.
 
-        A hash that covers them is saved with stored vectors.
+        Stored vectors have a hash of these options, the weights and the tokenizer.
         """
         return {
             "scorer": "dpr",
@@ -192,7 +193,7 @@ class DPR(nn.Module):
         return TextVectors(self.compared(full_precision(pooled if projection is None else projection(pooled))))
 
     def _pooled(self, batch: TokenBatch, encoder: Encoder, prompt: str) -> Tensor:
-        """The last layer's states, pooled, [texts, dim of the states]."""
+        """Return the pooled states of the last layer, [texts, size of a state]."""
         if self.pools_prompt or not prompt:
             return encoder.pooled(batch, self.pooling)
         return self._pool(encoder(batch), batch, prompt)
@@ -202,16 +203,16 @@ class DPR(nn.Module):
         return pool(states, batch, self.pooling, skipped=skipped)
 
     def compared(self, vectors: Tensor) -> Tensor:
-        """Return vectors [texts, dim] in the form that is compared: scaled to length 1 for the cosine."""
+        """Return vectors [texts, dim] ready for comparison: for the cosine, scaled to length 1."""
         return functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def vectors_after(self, batch: TokenBatch, layers: Sequence[int], docs: bool) -> Tensor:
-        """Return the vector of each text after each given layer, without `compared`, float32 [texts, layers, dim].
+        """Return the vector of each text after each given layer, before `compared`, float32 [texts, layers, dim].
 
         Args:
-            batch: Texts of queries, or of docs.
+            batch: Either queries or docs.
             layers: Numbers of layers, ascending.
-            docs: Whether they are docs.
+            docs: Whether the texts are docs.
         """
         separate = docs and self.doc_encoder is not None
         encoder, projection = (self.doc_encoder, self.doc_projection) if separate else (self.encoder, self.projection)
@@ -224,11 +225,12 @@ class DPR(nn.Module):
         return torch.stack([full_precision(part if projection is None else projection(part)) for part in pooled], 1)
 
     def smaller(self, layers: int, dim: int) -> DPR:
-        """Return a scorer with the lower layers and the first numbers of each vector. It shares this scorer's weights.
+        """Return a scorer with the lower layers and the first numbers of each vector; both scorers share their weights.
 
         Args:
             layers: Number of layers to keep.
-            dim: Size of a vector. An existing projection is cut to it; else one that keeps the first numbers is added.
+            dim: Size of a vector. An existing projection is cut to this size; without a projection, one that keeps the
+                first numbers is added.
 
         Raises:
             ConfigError: The model has fewer layers or smaller vectors, or its layers are not in one list.
@@ -259,7 +261,7 @@ class DPR(nn.Module):
         if self.log_temperature is None:
             return self.fixed_temperature
         limited = self.log_temperature.clamp(min=math.log(LEAST_TEMPERATURE))
-        # the gradient ignores the limit: otherwise a temperature below it would never change again
+        # the gradient ignores the limit; otherwise a temperature below the limit would never change again
         return (self.log_temperature + (limited - self.log_temperature).detach()).exp()
 
     @property
@@ -270,7 +272,7 @@ class DPR(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        docs = self.encode_docs(batch.docs)  # docs before queries, as in ContrastiveModule
+        docs = self.encode_docs(batch.docs)  # docs are encoded before queries, as in ContrastiveModule
         return self.score_grid(self.encode_queries(batch.queries), docs, batch.doc_mask)
 
     def score_grid(self, queries: TextVectors, docs: TextVectors, doc_mask: Tensor) -> Tensor:

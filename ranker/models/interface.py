@@ -1,4 +1,4 @@
-"""What the program needs of a model: the protocols `Scorer` and `BiEncoder`."""
+"""The protocols `Scorer` and `BiEncoder`, which every model must follow."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from ranker.types import RankBatch, TokenBatch
 class Scorer(Protocol):
     """A model that scores the docs of each query group: an `nn.Module` with these attributes and methods.
 
-    A cross-encoder with a layout of its own has a method `pair_layout`, which returns a `Template`.
-    All other class attributes may be left out. `training_keys` is a tuple of the keys of the model's yaml that say how
-    the model is trained; a training from a stored model may change them. `program_keys` is a tuple of the keys that the
-    program reads itself and does not pass to the constructor. `takes_windows = True` says that the rows of a doc may be
-    its windows, each scored by itself (`ranker.passages.windowed`). For aggregations of window vectors, such a scorer
-    has `vector_dim`; a cross-encoder also has `row_vectors` and `vector_scores` (see `MonoBERT`), and a bi-encoder
+    A cross-encoder with a layout of its own has a method `pair_layout`, which returns a `Template`. The following class
+    attributes are optional. `training_keys` is a tuple of the keys of the model's yaml that affect only its training; a
+    training from a stored model may change these keys. `program_keys` is a tuple of the keys that the program reads
+    itself and does not pass to the constructor. `takes_windows = True` means that the scorer can score each window of a
+    doc as a row of its own (`ranker.passages.windowed`). Such a scorer has `vector_dim` for aggregations of window
+    vectors; a cross-encoder also has `row_vectors` and `vector_scores` (see `MonoBERT`), a bi-encoder also has
     `score_grid` (see `DPR`).
 
-    `reads_lists = True` says that the score of a doc depends on the query's other docs: a list is then never split
-    between batches. Such a scorer may read `lists`; it then has `layouts` like a `BiEncoder`, and `list_rows`, which
-    describes the rows that it builds from a list (`ranker.data.list_rows`). With `needs_ragged = True` an encoder that
-    pads is refused. `scoring_keys` names attributes that, beside the weights, decide the scores (`scoring_options`).
+    `reads_lists = True` means that the score of a doc depends on the query's other docs, so that a list is never split
+    between batches. Such a scorer may read `lists`; then it has `layouts` like a `BiEncoder`, and `list_rows`, which
+    describes the rows that the scorer builds from a list (`ranker.data.list_rows`). `needs_ragged = True` means that an
+    encoder that pads is refused. `scoring_keys` names the attributes that, besides the weights, decide the scores
+    (`scoring_options`).
 
     Attributes:
-        reads: `pairs` (query and doc in one sequence: a cross-encoder), `texts` (each by itself: a `BiEncoder`) or
-            `lists` (texts of which the scorer makes rows with several docs).
-        encoder: Encodes the pairs, or the queries. Its tokenizer and its number of positions decide the token stores
+        reads: `pairs` (a cross-encoder reads query and doc in one sequence), `texts` (a `BiEncoder` reads each text
+            alone) or `lists` (a scorer reads single texts and builds rows with several docs).
+        encoder: The encoder of pairs, or of queries. Its tokenizer and its number of positions decide the token stores
             and the batches.
-        text_limits: Longest query and longest doc in tokens, special tokens not counted, where the folder that the
-            scorer was loaded from gives them; else None.
+        text_limits: Longest query and longest doc in tokens, special tokens not counted, if the scorer was loaded from
+            a folder with these limits; else None.
     """
 
     @property
@@ -54,7 +55,7 @@ class Scorer(Protocol):
         ...
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write weights, tokenizer and whatever else `load` needs into a folder.
+        """Write weights, tokenizer and everything else that `load` needs into a folder.
 
         Args:
             folder: An empty folder.
@@ -64,7 +65,7 @@ class Scorer(Protocol):
 
     @classmethod
     def load(cls, folder: Path, execution: Execution) -> Self:
-        """Load a folder that `save` wrote; its scores are the same, bit for bit.
+        """Load a folder that `save` wrote; the loaded scorer gives the same scores, bit for bit.
 
         Args:
             folder: The folder.
@@ -87,7 +88,7 @@ class BiEncoder(Scorer, Protocol):
     Attributes:
         vectors: `one` (a vector per text), `tokens` (a vector per token), `windows` (a vector per window of a doc) or
             `terms` (a sparse vector per text, with a weight of at least 0 for each word of the vocabulary).
-        similarity: `cosine` (vectors have length 1) or `dot`. Both are inner products.
+        similarity: `cosine` or `dot`. Both are inner products; for `cosine`, vectors have length 1.
         dim: Size of a vector.
         doc_encoder: Encoder of docs; None: `encoder`.
     """
@@ -102,7 +103,7 @@ class BiEncoder(Scorer, Protocol):
     def doc_encoder(self) -> Encoder | None: ...
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
-        """Write the scorer as `Scorer.save` does; without `max_query_tokens`, `max_tokens` is also that of queries."""
+        """Write the scorer, see `Scorer.save`; without `max_query_tokens`, `max_tokens` also limits queries."""
         ...
 
     def layouts(self) -> tuple[Template, Template]:
@@ -122,7 +123,7 @@ class BiEncoder(Scorer, Protocol):
         ...
 
     def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
-        """Return the number of vectors of each doc, int64 [docs], without encoding it."""
+        """Return the number of vectors of each doc, int64 [docs], without encoding the docs."""
         ...
 
     def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
@@ -144,7 +145,7 @@ def is_bi_encoder(scorer: Scorer) -> TypeGuard[BiEncoder]:
 
 
 def scoring_options(scorer: Any) -> dict[str, Any]:
-    """Return what decides a scorer's scores beside its weights: its class and the attributes in `scoring_keys`.
+    """Return what decides a scorer's scores besides its weights: its class and the attributes in `scoring_keys`.
 
     The result is empty for a scorer without such attributes.
     """

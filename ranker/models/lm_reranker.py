@@ -1,4 +1,4 @@
-"""A language model as a reranker: the logit of one word minus that of another at the last token, or a linear head.
+"""A language model as a reranker: at the last token, the logit of one word minus another's, or a linear head.
 
 Nogueira et al., 2020 (arXiv:2003.06713) rank by the logits of two words; RankLLaMA (Ma et al., 2023, arXiv:2310.08319)
 has a linear head on the last token's state.
@@ -37,18 +37,18 @@ class LMReranker(nn.Module):
 
     .. math:: s(q, d) = \mathrm{logit}_{yes}(h) - \mathrm{logit}_{no}(h) \quad\text{or}\quad w \cdot h
 
-    with h the state of the prompt's last token.
+    where h is the hidden state of the prompt's last token.
 
     Args:
         encoder: A decoder-only model; `encoder.causal=false` lets it read in both directions.
         head: `yes_no`: the logits of two words, from two rows of the output matrix; `linear`: a new linear layer
             without a bias (RankLLaMA).
-        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`. None: the prompt stored in the folder
-            `encoder.name` if this is a trained reranker, else `DEFAULT_PROMPT`.
-        instruction: Text for `{instruction}`; None: `DEFAULT_INSTRUCTION` if the template has a place for it.
-        chat: Whether the prompt is a user's message in the tokenizer's chat template; `auto`: if it has one.
-        yes_word: The word of a relevant doc, one token after the prompt.
-        no_word: The word of another doc.
+        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`. None: the stored prompt if
+            `encoder.name` is the folder of a trained reranker, else `DEFAULT_PROMPT`.
+        instruction: Text for `{instruction}`; None: `DEFAULT_INSTRUCTION` if the template has `{instruction}`.
+        chat: Whether the prompt is a user's message in the tokenizer's chat template; `auto`: true if there is one.
+        yes_word: The word for a relevant doc; it must be one token after the prompt.
+        no_word: The word for a doc that is not relevant.
 
     Raises:
         ConfigError: An option has an unknown value, a template lacks a field, or a word is not one token.
@@ -102,7 +102,7 @@ class LMReranker(nn.Module):
                 raise ConfigError(f"model.no_word: expected another word than model.yes_word, got {no_word!r}")
             self.head = WordHead(encoder, self.word_ids)
             if has_adapter(encoder.model):
-                self.head.requires_grad_(False)  # part of the base
+                self.head.requires_grad_(False)  # the head is part of the frozen base model
 
     def pair_layout(self) -> Template:
         """Return the layout of a query and a doc in the prompt."""
@@ -113,8 +113,8 @@ class LMReranker(nn.Module):
 
         Args:
             prompt: Template; None: `DEFAULT_PROMPT`.
-            instruction: Text for `{instruction}`; None: `DEFAULT_INSTRUCTION` if the template has a place for it.
-            chat: As for the class.
+            instruction: Text for `{instruction}`; None: `DEFAULT_INSTRUCTION` if the template has `{instruction}`.
+            chat: See the class.
 
         Raises:
             ConfigError: The template lacks a field; or `encoder.share_prefix` is true, and the template has the doc
@@ -142,12 +142,12 @@ class LMReranker(nn.Module):
         return self.encoder.dim
 
     def row_vectors(self, rows: TokenBatch) -> Tensor:
-        """Return the state of each row's last token, which the head reads, [rows, dim]."""
+        """Return the vectors [rows, dim] that the head reads: the state of each row's last token."""
         return full_precision(self.encoder.pooled(rows, "last"))
 
     def vector_scores(self, vectors: Tensor, *_rows: Any) -> Tensor:
-        """Return scores [vectors] of vectors as `row_vectors` returns them, [vectors, dim]."""
-        # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
+        """Return the scores [vectors] of vectors [vectors, dim] in the form of `row_vectors`."""
+        # no autocast, because bf16 scores above 2 are 1/64 apart, so that good candidates would tie
         with torch.autocast(vectors.device.type, enabled=False):
             logits = full_precision(self.head(vectors))
         return logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1]
@@ -166,14 +166,14 @@ class LMReranker(nn.Module):
         """Load a folder that `save` wrote.
 
         Raises:
-            CheckpointError: The folder is not such a folder.
+            CheckpointError: `save` has not written the folder.
         """
         encoder, options = language_model.read(Path(folder), execution)
         return cls(encoder, **options)
 
 
 def _whole(encoder: Encoder, prompt: str | None, instruction: str | None, chat: bool | str) -> str:
-    """Return the prompt with its instruction, in the chat template if `chat` asks for it."""
+    """Return the prompt with its instruction, inside the chat template if `chat` is set."""
     prompt = DEFAULT_PROMPT if prompt is None else prompt
     if instruction is None:
         instruction = DEFAULT_INSTRUCTION if "{instruction}" in prompt else ""

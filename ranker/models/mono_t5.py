@@ -1,7 +1,7 @@
 """A sequence-to-sequence model as a reranker: the logits of two words at the decoder's first step.
 
-Nogueira et al., 2020 (arXiv:2003.06713) rank by the logits of "true" and "false" (monoT5); RankT5 (Zhuang et al., 2022,
-arXiv:2210.10634) by the logit of one word that texts do not have.
+Nogueira et al., 2020 (arXiv:2003.06713) rank by the logits of "true" and "false" (monoT5). RankT5 (Zhuang et al., 2022,
+arXiv:2210.10634) ranks by the logit of one word that no text contains.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class MonoT5(nn.Module):
     .. math:: s(q, d) = \mathrm{logit}_{true}(h) - \mathrm{logit}_{false}(h) \quad\text{or}\quad
         \mathrm{logit}_{true}(h)
 
-    with h the decoder's state after its start token. The encoder reads `Query: q Document: d Relevant:</s>`.
+    where h is the decoder's state after its start token. The encoder reads `Query: q Document: d Relevant:</s>`.
 
     Args:
         encoder: The encoder of a T5, mT5, umT5, Flan-T5 or LongT5; the decoder is read from the same folder. With
             adapters in the encoder, the decoder is frozen.
-        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`. None: the prompt stored in the folder
-            `encoder.name` if this is a trained reranker, else `DEFAULT_PROMPT`.
+        prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`. None: the stored prompt if
+            `encoder.name` is the folder of a trained reranker, else `DEFAULT_PROMPT`.
         instruction: Text for `{instruction}`.
-        true_word: The word of a relevant doc, one token.
-        false_word: The word of a doc that is not relevant. None: the score is the logit of `true_word` alone, as in
+        true_word: The word for a relevant doc; it must be one token.
+        false_word: The word for a doc that is not relevant. None: the score is the logit of `true_word` alone, as in
             RankT5 with `<extra_id_10>`.
 
     Raises:
         ConfigError: A template lacks a field, or a word is not one token.
-        CheckpointError: The family has no decoder like T5's.
+        CheckpointError: The family has no decoder of T5's kind.
     """
 
     reads = "pairs"
@@ -97,7 +97,7 @@ class MonoT5(nn.Module):
         """Return scores [batch, docs]; 0 in cells without a doc."""
         assert batch.pairs is not None
         states = self.head(self.encoder(batch.pairs), batch.pairs, self.encoder.dropout_seed)
-        # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
+        # no autocast, because bf16 scores above 2 are 1/64 apart, so that good candidates would tie
         with torch.autocast(states.device.type, enabled=False):
             logits = full_precision(self.head.logits(full_precision(states)))
         scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1]
@@ -117,7 +117,7 @@ class MonoT5(nn.Module):
         """Load a folder that `save` wrote, or a `ForConditionalGeneration` model of transformers.
 
         Raises:
-            CheckpointError: The folder is neither.
+            CheckpointError: The folder is of neither kind.
         """
         encoder, options = sequence_to_sequence.read(Path(folder), execution)
         return cls(encoder, **options)

@@ -1,4 +1,4 @@
-"""monoBERT: a head scores query and doc in one sequence (Nogueira and Cho, 2019, arXiv:1901.04085)."""
+"""monoBERT: an encoder reads query and doc in one sequence (Nogueira and Cho, 2019, arXiv:1901.04085)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ranker.types import RankBatch, TokenBatch
 
 
 class MonoBERT(nn.Module):
-    r"""Score a query and a doc in one sequence, such as `[CLS] query [SEP] doc [SEP]`, by a head on the encoder.
+    r"""Score a query and a doc in one sequence, such as `[CLS] query [SEP] doc [SEP]`, with a head on the encoder.
 
     .. math:: s(q, d) = w \cdot h_{[CLS]}(q, d) + b
 
@@ -34,27 +34,28 @@ class MonoBERT(nn.Module):
         encoder: The encoder.
         head: `own`: a linear layer on pooled states. `native`: the head of the family's sequence classification model
             in transformers, for example dense, GELU and norm for ModernBERT, or the last token for a language model.
-            `auto`: the trained head of `encoder.name` if that is a cross-encoder; else `own` for BERT, RoBERTa,
-            XLM-RoBERTa and CamemBERT, if `pooling` or `pooler` is given, or if transformers has no such model; else
-            `native`.
+            `auto`: the trained head of `encoder.name` if this is a cross-encoder. Otherwise `own` in three cases: for
+            BERT, RoBERTa, XLM-RoBERTa and CamemBERT, if `pooling` or `pooler` is given, and if transformers has no
+            classification model of the family. In all other cases `native`.
         pooling: What the head `own` reads: `cls`, `mean`, `max`, `last` or `weightedmean` over the last layer's tokens,
             or `auto` (see `auto_pooling`).
-        pooler: Put BERT's dense layer and tanh (with random initial weights) between pooling and the head `own`.
-        num_labels: 1 (the score is the logit) or 2 (as in the paper: the score is the log-odds, logit 1 - logit 0). A
+        pooler: Whether BERT's dense layer (with random initial weights) and tanh are between pooling and the head
+            `own`.
+        num_labels: 1: the score is the logit. 2, as in the paper: the score is the log-odds, logit 1 - logit 0. A
             trained head keeps its number.
         dropout: Dropout rate before the head.
         prompt: Template with `{query}`, `{doc}` and optionally `{instruction}`; the filled template is one text. None:
-            the prompt stored in the folder `encoder.name`, or without one, query and doc as two texts.
+            the prompt stored in the folder `encoder.name`; if there is none, query and doc are two texts.
         instruction: Text for `{instruction}`.
 
     Raises:
-        ConfigError: An option has an unknown value, or two do not fit together.
+        ConfigError: An option has an unknown value, or two options do not fit together.
         CheckpointError: The family has no native head, or the tokenizer has no separator between query and doc.
     """
 
     reads = "pairs"
     takes_prompt = True
-    default_prompt: str | None = None  # where the configuration gives none
+    default_prompt: str | None = None  # the prompt if the configuration has none
     takes_windows = True
     text_limits: tuple[int, int] | None = None
 
@@ -121,7 +122,7 @@ class MonoBERT(nn.Module):
         return pair_layout(self.encoder.tokenizer, filled(prompt or self.prompt or "", instruction or ""), ends=True)
 
     def _take(self, model: Classifier) -> None:
-        """Use the head of a folder."""
+        """Use the head of a loaded folder."""
         self.head, self.pooling = model.head, model.pooling
         if model.dense is not None:
             self.pooler = nn.Sequential(model.dense, nn.Tanh())
@@ -134,7 +135,7 @@ class MonoBERT(nn.Module):
         return self._vector_logits(self.row_vectors(batch.pairs), batch.pairs)
 
     def read(self, states: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the logits of rows from the states of all their tokens [tokens, dim], float32, [rows, num_labels]."""
+        """Return the logits [rows, num_labels], float32, of rows from the states [tokens, dim] of all their tokens."""
         if not isinstance(self.head, NativeHead):
             return self._vector_logits(self._pooled(pool(states, batch, self.pooling)), batch)
         with torch.autocast(states.device.type, enabled=False):
@@ -160,11 +161,11 @@ class MonoBERT(nn.Module):
         return self._pooled(self.encoder.pooled(rows, pooling))
 
     def vector_scores(self, vectors: Tensor, rows: TokenBatch, chosen: Tensor) -> Tensor:
-        """Return the scores of vectors that replace the vectors of some rows, [vectors].
+        """Return the scores [vectors] of vectors that replace the vectors of some rows.
 
         Args:
-            vectors: Vectors such as `row_vectors` returns, [vectors, dim].
-            rows: Rows; a native head reads the first or the last token of a row.
+            vectors: Vectors [vectors, dim] in the form of `row_vectors`.
+            rows: The rows; a native head reads the first or the last token of a row.
             chosen: The row of each vector, int64 [vectors].
         """
         logits = self._vector_logits(vectors, rows, chosen)
@@ -172,7 +173,7 @@ class MonoBERT(nn.Module):
 
     def _pooled(self, pooled: Tensor) -> Tensor:
         """Return the vectors that the head reads from pooled states [rows, dim]."""
-        # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
+        # no autocast, because bf16 scores above 2 are 1/64 apart, so that good candidates would tie
         with torch.autocast(pooled.device.type, enabled=False):
             vectors: Tensor = _full(pooled) if isinstance(self.head, NativeHead) else self.pooler(pooled)
             return vectors
@@ -195,8 +196,9 @@ class MonoBERT(nn.Module):
     def save(self, folder: Path, max_tokens: int) -> None:
         """Write a folder that other programs load as a cross-encoder with the same scores.
 
-        It is a sequence classification model of transformers if there is one that computes the same scores
-        (`export.huggingface`), else sentence-transformers' Transformer, Pooling and Dense (`export.cross_encoder`).
+        The folder has a sequence classification model of transformers if such a model computes the same scores
+        (`export.huggingface`), else the modules Transformer, Pooling and Dense of sentence-transformers
+        (`export.cross_encoder`).
 
         Args:
             folder: Where to write.
@@ -208,14 +210,14 @@ class MonoBERT(nn.Module):
         write_prompt(folder, self.prompt)
 
     def classifier(self) -> Classifier:
-        """Return encoder and head in the form in which model folders store them."""
+        """Return encoder and head in the form that model folders store."""
         dense = self.pooler[0] if isinstance(self.pooler, nn.Sequential) else None
         assert dense is None or isinstance(dense, nn.Linear)
         return Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
-        """Load a cross-encoder's folder: one written by `save`, or by transformers or sentence-transformers.
+        """Load a cross-encoder's folder, written by `save`, transformers or sentence-transformers.
 
         Raises:
             CheckpointError: The folder has no trained head, or a head of another size; a weight is missing, or the
@@ -232,10 +234,10 @@ class MonoBERT(nn.Module):
 
 
 def prefers_native(encoder: Encoder) -> bool:
-    """Whether `head=auto` takes the native head: not if the family's classifier can hold a plain linear head (BERT)."""
+    """Return whether `head=auto` takes the native head; false if the family's classifier is a linear head (BERT)."""
     return family_of(encoder.config).classifier is None and has_native_head(encoder.config)
 
 
 def _full(values: Tensor) -> Tensor:
-    """Return values in float32; float64 values stay as they are."""
+    """Return values in float32; float64 values do not change."""
     return values if values.dtype == torch.float64 else values.float()

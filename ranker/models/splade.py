@@ -31,24 +31,25 @@ class SPLADE(TermScorer):
 
     .. math:: s(q, d) = \sum_j w_j(q) w_j(d), \quad w_j(d) = \max_{i \in d} \log(1 + \mathrm{relu}(l_{ij}))
 
-    where l are the logits of the encoder's masked language model. Sources: Formal et al., 2021 (arXiv:2107.05720, sum;
-    arXiv:2109.10086, max and queries without an encoder); Lassance and Clinchant, 2022 (separate encoders).
+    where l are the logits of the encoder's masked language model. Sources: Formal et al., 2021 (arXiv:2107.05720 for
+    sum; arXiv:2109.10086 for max and for queries without an encoder); Lassance and Clinchant, 2022 (separate encoders).
 
     Args:
-        encoder: The encoder of docs and, unless `queries` says otherwise, of queries.
-        pooling: Over the tokens of a text, special ones included: `max` or `sum`.
+        encoder: The encoder of docs, and with `queries=tied` of queries.
+        pooling: Pooling over all tokens of a text, special tokens included: `max` or `sum`.
         activation: `relu`, or `log1p_relu` for one more logarithm.
-        queries: How queries get their weights. `tied`: as docs. `separate`: by another encoder, which starts as a copy.
-            `idf` and `learned`: without an encoder, one weight for each token of the query: its inverse document
-            frequency in the training collection, or a trained weight that starts there.
-        query_prompt: Text before each query, as in DPR.
+        queries: How queries get their weights. `tied`: from the encoder of docs. `separate`: from a second encoder,
+            which starts as a copy. `idf`: each token has its inverse document frequency in the training collection.
+            `learned`: each token has a trained weight, which starts at the inverse document frequency.
+        query_prompt: Text before each query, see `DPR`.
         doc_prompt: Text before each doc.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
+        in_batch_negatives: Whether the docs of a step's other queries are negatives in training; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
-        regularizer: Penalty on term weights in training, see `ranker.training.sparse_module.Sparsity`, as for the next.
-        query_penalty: Its factor for queries.
-        doc_penalty: Its factor for docs.
+        regularizer: Penalty on term weights in training. For this key and the next three see
+            `ranker.training.sparse_module.Sparsity`.
+        query_penalty: Factor of the penalty for queries.
+        doc_penalty: Factor of the penalty for docs.
         penalty_warmup: Share of the training in which the factors grow.
     """
 
@@ -90,7 +91,7 @@ class SPLADE(TermScorer):
         self.doc_encoder: Encoder | None = None
         self.doc_head: MaskedLMHead | None = None
         if queries == "separate":
-            self.doc_encoder, self.doc_head = copy.deepcopy((self.encoder, self.head))  # together: they share a matrix
+            self.doc_encoder, self.doc_head = copy.deepcopy((self.encoder, self.head))  # both share a matrix
         self.query_weights: nn.Parameter | None = None
         self._counted: Tensor
         if not self.encodes_queries:
@@ -109,7 +110,7 @@ class SPLADE(TermScorer):
         return len(self.head.weight)
 
     def start_from_docs(self, frequencies: Tensor, num_docs: int) -> None:
-        """Set the weights of query tokens to inverse document frequencies; nothing if an encoder computes them.
+        """Set the weights of query tokens to inverse document frequencies; do nothing if queries have an encoder.
 
         Args:
             frequencies: Number of docs with each token, int64 [words].

@@ -30,7 +30,7 @@ class TILDEv2(TermScorer):
 
     Args:
         encoder: The encoder of docs.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
+        in_batch_negatives: Whether the docs of a step's other queries are negatives in training; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
     """
@@ -76,12 +76,12 @@ class TILDEv2(TermScorer):
         return TextVectors(grid.scatter_reduce(0, cells, weights, "amax").view(batch.num_rows, -1))
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:  # noqa: ARG002
-        """Write the encoder as transformers does, and the weights of the head to head.safetensors.
+        """Write the encoder in transformers' format, and the weights of the head to head.safetensors.
 
         Args:
             folder: Where to write.
             max_tokens: Longest doc, special tokens included.
-            max_query_tokens: Ignored; `ranker.yaml` has the length of queries.
+            max_query_tokens: Ignored, because `ranker.yaml` has the longest query.
         """
         write_tokenizer(folder, self.encoder, max_tokens)
         self.encoder.model.save_pretrained(folder)

@@ -90,7 +90,7 @@ def test_the_scores_of_the_run_are_calibrated(done, where):
     [
         ("layers", "layers: expected 1 to 2, the layers of the model, got 5"),
         ("indices", "layers: expected different indices from 0 to 1, got [0, 7]"),
-        ("no_run", "tune: expected false without a run, whose training is repeated, got true with"),
+        ("no_run", "tune: expected false without a run folder to train again, got true with"),
         ("units", "units: expected a number above 0 and at most 1, got 0"),
         ("drop", "drop: expected one of top, alternate, contribution; got 'bottom'"),
     ],

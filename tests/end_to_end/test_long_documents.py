@@ -167,7 +167,7 @@ def test_a_training_from_a_stored_model_keeps_its_windows(done, where):
 @pytest.mark.parametrize(
     ("name", "parts"),
     {
-        "search": ["checkpoint: expected a model with one vector per doc", "evaluate.py re-ranks with it"],
+        "search": ["checkpoint: expected a model with one vector per doc", "re-rank with evaluate.py"],
         "colbert": ["passages: expected none with ColBERT", "got MaxP"],
         "stride": ["passages.stride: expected at most passages.length=16, got 17"],
         "room": ["passages.length: expected at most 15, since a row of 50 tokens", "a query of up to 32", "got 16"],

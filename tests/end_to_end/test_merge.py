@@ -81,7 +81,7 @@ def test_the_shares_with_the_best_measure_are_found_and_written(done, where):
     [
         ("one", "runs: expected a list of at least two folders, runs=[A,B]; got ["),
         ("shares", "shares: expected a number of at least 0 for each run, not all 0, or null; got [0, 0]"),
-        ("method", "interpolation: slerp takes two runs, got 3; linear takes any number"),
+        ("method", "interpolation: slerp takes two runs, got 3 runs; set linear, which takes any number"),
         ("misfit", "runs: expected models of one class, got MonoBERT in "),
     ],
 )

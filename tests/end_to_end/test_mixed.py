@@ -148,7 +148,7 @@ def test_in_batch_negatives_come_from_one_set(forks, small_files, tmp_path):
         (["+data.sets.judged.weight=0", "data.sets.taught.weight=0"], "data.sets: expected a weight above 0 for at"),
         (["+data.sets.judged.wieght=1"], "data.sets.judged.wieght: unknown key for ranker.data.sources.files.Files;"),
         (["data.sets.judged.weight=1"], "data.sets.judged.weight: unknown key; a key that the set's yaml does not"),
-        (["data.teacher=run.trec"], "data.teacher: expected it in a set of the mix, got 'run.trec'; set +data.sets.NA"),
+        (["data.teacher=run.trec"], "data.teacher: expected this key in a set of the mix, got 'run.trec'; set +"),
         (["data.sets.taught.train=none.jsonl"], "data.sets.taught.train: expected files, got"),
         (
             ["data.sets.taught.train=null"],

@@ -179,7 +179,7 @@ def test_a_full_disk_is_one_line(done, forks, where, small_files):
         ("one run", "error: runs: expected a list of 2 to 10 paths, as [A,B]; got "),
         ("no run", "with no run; name a run file or a run folder"),
         ("other weights", "error: weights: expected 2 numbers, at least one above 0, such as [0.7,0.3]; got [1, 2, 3]"),
-        ("other queries", "error: tune.qrels: expected judgements of queries that the runs have, got "),
+        ("other queries", "error: tune.qrels: expected judgements of queries of the runs, got "),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(done, name, message):

@@ -10,7 +10,7 @@ from ranker.config.shared_keys import BatchConfig, InferenceConfig, ReportConfig
 
 @dataclass
 class ListsConfig:
-    """How a model of lists ranks long lists; conf/evaluate.yaml explains the keys."""
+    """How a listwise model ranks long lists; conf/evaluate.yaml explains the keys."""
 
     window: Any = "auto"
     stride: Any = "auto"

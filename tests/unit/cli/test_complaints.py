@@ -17,7 +17,7 @@ def test_no_room_on_a_cpu_is_one_line_without_a_traceback(capsys):
         torch.empty(2**58)
     printed = capsys.readouterr().err
     assert end.value.code == 1
-    assert printed.startswith("error: memory: expected room") and "batch.max_tokens" in printed
+    assert printed.startswith("error: memory: expected enough memory") and "batch.max_tokens" in printed
     assert printed.count("\n") == 1 and "Traceback" not in printed
     assert str(2**60) in printed  # the bytes of 2**58 float32 values
 
@@ -26,7 +26,9 @@ def test_no_room_on_a_gpu_says_how_much_is_free():
     message = memory_in_one_line(torch.OutOfMemoryError(ON_A_GPU))
     assert message.startswith("GPU memory: ") and "of which 3.00 MiB is free" in message and "Process 7" not in message
     assert memory_in_one_line(RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"))
-    assert memory_in_one_line(MemoryError()).startswith("memory: expected room for what is computed, got 'MemoryError'")
+    assert memory_in_one_line(MemoryError()).startswith(
+        "memory: expected enough memory for the computation, got 'MemoryError'"
+    )
 
 
 def test_other_errors_keep_their_traceback():

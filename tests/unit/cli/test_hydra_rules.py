@@ -80,7 +80,7 @@ FILES = {
     "name of a job": ("job: {name: ../x}", r"hydra\.job\.name"),
     "variables": (
         "job: {env_set: {LD_PRELOAD: /evil.so}}",
-        r"hydra\.job\.env_set: expected it on the command line as well",
+        r"hydra\.job\.env_set: expected the key on the command line as well",
     ),
 }
 
@@ -141,7 +141,7 @@ def test_commands_of_a_file_are_taken_where_the_command_line_repeats_them(tmp_pa
         "{launcher: {setup: [module load cuda]}}\n"
     )
     ours = (f"hydra.searchpath=[file://{tmp_path}]", "sweep=ours")
-    with pytest.raises(ConfigError, match=r"hydra\.launcher\.setup: expected it on the command line as well"):
+    with pytest.raises(ConfigError, match=r"hydra\.launcher\.setup: expected the key on the command line as well"):
         composed(*ours)
     assert OmegaConf.select(composed(*ours, "hydra.launcher.setup=[module load cuda]"), "hydra.launcher.setup") == [
         "module load cuda"

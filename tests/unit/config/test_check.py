@@ -47,7 +47,7 @@ def test_a_value_out_of_range_is_one_line(composed, root, key, value, message):
     [
         (
             ["data.teacher=t.trec"],
-            "with data.teacher, whose scores may be below 0; 0 is the label of a doc that repeats",
+            "with data.teacher, got 0.5; a doc that repeats another gets label 0, which must be the lowest label",
         ),
         (["model=dpr", "mining.every=2"], "with mining.every=2, got 0.5"),
     ],
@@ -129,7 +129,7 @@ def test_a_class_attribute_is_read_without_importing_its_file(tmp_path, monkeypa
         (["loss=dpo"], "loss: expected lora=default with loss=dpo, whose reference is the model without adapters; got"),
         (
             ["loss=reinforce", "model=dpr"],
-            "loss: expected another loss than reinforce with in-batch negatives and with",
+            "loss: expected another loss than reinforce with in-batch negatives or with",
         ),
         (["loss=reinforce", "model=multitask"], "loss: expected another loss than reinforce with in-batch negatives"),
         (["loss=reinforce", "model=dpr", "model.in_batch_negatives=false"], None),

@@ -183,7 +183,7 @@ def test_an_earlier_run_that_coded_in_another_way_is_refused(
     with pytest.raises(ConfigError, match=f"compare: task: expected an earlier run with {other}"):
         check_earlier(Results.read(tmp_path / "other"), records, [0, 1], [0])
     make().write(tmp_path / "old")
-    with pytest.raises(ConfigError, match="got one that does not say"):
+    with pytest.raises(ConfigError, match="got a run without this option"):
         check_earlier(Results.read(tmp_path / "old"), records, [0, 1], [0])
 
 
