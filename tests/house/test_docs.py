@@ -17,7 +17,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of headings by GitHub's rule: lower case, no punctuation, hyphens, numbered repeats."""
+    """Return headings' anchors by GitHub's rule: lower case, no punctuation, hyphens for spaces, numbered repeats."""
     found, seen = set(), Counter()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", FENCE.sub("", text), re.M):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")

@@ -1,13 +1,13 @@
-"""Causal attention within short ragged rows, several query heads to a key head, forward and backward, in Triton.
+"""Causal attention within short ragged rows in Triton, with several query heads per key head and a backward pass.
 
-As in `short_attention`, a row goes through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135),
-and its backward pass needs only the states and the logarithms of the softmax sums. Blocks of keys after a block of
-queries are left out. Heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values in place;
-their gradients are summed over the group's query heads in the order of the heads.
+As in `short_attention`, a row is cut into blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135), and
+the backward pass needs only the states and the logarithms of the softmax sums. A block of queries skips the blocks of
+keys after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are
+not copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
 
-One program computes all gradients of a block. It takes the block as keys and values for its own and later queries, and
-as queries for earlier keys. Per pair of blocks this is 5 products of matrices, and 2 more where the blocks differ;
-separate kernels for queries and for keys would compute 7 everywhere.
+One Triton program computes all gradients of a block. It uses the block's keys and values with the block's own and later
+queries, and the block's queries with earlier keys. This takes 5 matrix products for a block with itself, and 7 for two
+different blocks. Separate kernels for queries and for keys would always need 7.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import Tensor
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E
 
-MAX_LENGTH = 512  # longer rows work, but torch's kernel is faster for them
-WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of 128; those of 64 need less
+MAX_LENGTH = 512  # longer rows work, but torch's kernel is then faster
+WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of size 128; heads of size 64 need less
 
 
 @triton.jit
 def _reads(i, j, length, WINDOW: tl.constexpr):
-    """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
+    """Return whether queries at positions `i` attend to keys at positions `j`. A negative WINDOW means no limit."""
     if WINDOW >= 0:
         return (j <= i) & (j < length) & (i - j <= WINDOW)
-    else:  # noqa: RET505 - Triton compiles both returns without it
+    else:  # noqa: RET505 - without this branch, Triton compiles both returns
         return (j <= i) & (j < length)
 
 
@@ -41,7 +41,7 @@ def _attend(
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one head of a block of queries."""
+    """Compute attention of a block of queries, for one head."""
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
     if row >= 0:
@@ -67,14 +67,14 @@ def _attend(
             logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
             logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
-            # no key of these may be read by a query
+            # a query may read none of these keys
             safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
             weights = tl.exp2(logits - safe_max[:, None])
             rescale = tl.exp2(running_max - safe_max)
             running_sum = running_sum * rescale + tl.sum(weights, 1)
             mixed = mixed * rescale[:, None] + tl.dot(weights.to(v.dtype), v)
             running_max = new_max
-        # places after the row have no sum
+        # positions after the row have no sum
         running_sum = tl.where(i < length, running_sum, 1.0)
         pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
         tl.store(pointers, (mixed / running_sum[:, None]).to(out.dtype.element_ty), mask=in_row)
@@ -83,7 +83,7 @@ def _attend(
 
 @triton.jit
 def _weights(q, k, log_sum, i, j, length, SCALE: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the attention weights of queries [queries, DIM] for keys [keys, DIM], float32 [queries, keys]."""
+    """Return the attention weights of queries [queries, DIM] over keys [keys, DIM], float32 [queries, keys]."""
     logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
     logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
     return tl.exp2(logits - log_sum[:, None])
@@ -91,7 +91,7 @@ def _weights(q, k, log_sum, i, j, length, SCALE: tl.constexpr, WINDOW: tl.conste
 
 @triton.jit
 def _mean(upstream, out, in_row):
-    """Return the products of outputs, read from pointers [queries, DIM], and their gradients, float32 [queries]."""
+    """Return the inner product of each output [queries, DIM], read from pointers, with its gradient [queries]."""
     return tl.sum(upstream.to(tl.float32) * tl.load(out, mask=in_row, other=0.0).to(tl.float32), 1)
 
 
@@ -102,7 +102,7 @@ def _backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a block of tokens: of one key head, its values and its group of query heads."""
+    """Compute the gradients of a block of tokens, for one key head, its values and its group of query heads."""
     key_heads = HEADS // GROUP
     number, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
@@ -126,7 +126,7 @@ def _backward(
             query_base = query + start * query_stride + own * DIM + dims
             first_place = start * (HEADS * DIM) + own * DIM
             totals = sums + own.to(tl.int64) * num_tokens + start
-            # the block's own pairs
+            # queries of the block with keys of the block
             places = first_place + i[:, None] * (HEADS * DIM) + dims
             q = tl.load(query_base + i[:, None] * query_stride, mask=inside[:, None], other=0.0)
             upstream = tl.load(grad_out + places, mask=inside[:, None], other=0.0)
@@ -137,7 +137,7 @@ def _backward(
             slope = (weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])).to(k.dtype)
             grad_k += tl.dot(tl.trans(slope), q)
             grad_q = tl.dot(slope, k)
-            # its queries with earlier keys
+            # queries of the block with earlier keys
             for first in range(lowest, begin, SIZE):
                 j = first + tl.arange(0, SIZE)
                 k_before = tl.load(key_base + j[:, None] * key_stride)
@@ -146,7 +146,7 @@ def _backward(
                 slope = (weights * (tl.dot(upstream, tl.trans(v_before)) - mean[:, None])).to(k.dtype)
                 grad_q += tl.dot(slope, k_before)
             tl.store(grad_query + places, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=inside[:, None])
-            # its keys with later queries
+            # keys of the block with later queries
             for first in range(begin + SIZE, highest, SIZE):
                 j = first + tl.arange(0, SIZE)
                 in_row = (j < length)[:, None]
@@ -171,17 +171,17 @@ BACKWARD = {"SIZE": BLOCK, "num_warps": 8, "num_stages": 1}
 def attend(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, blocks: Tensor, scale: float, window: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """Attend within each row, to earlier tokens and the token itself.
+    """Compute causal attention within each row: a token attends to itself and to earlier tokens.
 
     Args:
         query: bf16 or fp16 [tokens, heads, dim]; every token belongs to a row.
-        key: [tokens, key heads, dim]; heads is a multiple of key heads.
+        key: [tokens, key heads, dim]; the number of heads is a multiple of that of key heads.
         value: As `key`.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
-            (`RaggedLayout.blocks`).
+        blocks: Row, and position of the first token, of each block of `BLOCK` tokens, int32 [blocks, 2]; the row is -1
+            if a block is unused (`RaggedLayout.blocks`).
         scale: Factor of the logits.
-        window: Largest distance between a token and those that it attends to; negative: no limit.
+        window: Largest distance between a token and a token that it attends to; negative: no limit.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -207,15 +207,15 @@ def attend_backward(
 
     Args:
         grad_out: Gradient of the output, [tokens, heads, dim].
-        query: As there, and so are the other arguments.
-        key: As there.
-        value: As there.
+        query: See `attend`.
+        key: See `attend`.
+        value: See `attend`.
         out: The output of `attend`.
-        sums: Its sums.
-        cu_seqlens: As there.
-        blocks: As there.
-        scale: As there.
-        window: As there.
+        sums: The softmax sums of `attend`.
+        cu_seqlens: See `attend`.
+        blocks: See `attend`.
+        scale: See `attend`.
+        window: See `attend`.
     """
     tokens = query.shape[0]
     states = [_in_rows(part) for part in (query, key, value)]
@@ -235,6 +235,6 @@ def _constants(query: Tensor, key: Tensor, scale: float, window: int) -> dict[st
 
 
 def _in_rows(part: Tensor) -> Tensor:
-    """Return a tensor [tokens, heads, dim] of which each token's values lie together."""
+    """Return a tensor [tokens, heads, dim] in which the values of each token are contiguous."""
     together = part.stride(2) == 1 and part.stride(1) == part.shape[2]
     return part if together else part.contiguous()
