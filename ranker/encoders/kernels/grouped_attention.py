@@ -1,9 +1,9 @@
 """Causal attention within short ragged rows in Triton, with several query heads per key head and a backward pass.
 
-As in `short_attention`, a row is cut into blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135), and
-the backward pass needs only the states and the logarithms of the softmax sums. A block of queries skips the blocks of
-keys after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are
-not copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
+As in `short_attention`, a row is cut into blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). The
+backward pass needs only the states and the logarithms of the softmax sums. A block of queries skips the blocks of keys
+after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are not
+copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
 
 One Triton program computes all gradients of a block. It uses the block's keys and values with the block's own and later
 queries, and the block's queries with earlier keys. This takes 5 matrix products for a block with itself, and 7 for two
