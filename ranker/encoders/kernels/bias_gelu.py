@@ -54,7 +54,7 @@ def _backward(
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Compute the gradients of BLOCKS times ROWS tokens and COLUMNS columns, and their part of the gradient of the bias."""
+    """Compute the gradients of BLOCKS times ROWS tokens and COLUMNS columns, and their part of that of the bias."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_dim = columns < DIM
     biases = tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
