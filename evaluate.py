@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint or an existing run file: measures, baseline, paired tests.
+"""Evaluate a checkpoint or an existing run file: compute measures, compare with a baseline, run paired tests.
 
 `python evaluate.py --help` lists the keys.
 """

@@ -3,10 +3,10 @@
     python benchmarks/contrastive_step.py                                    # one GPU, or a small model on a CPU
     torchrun --nproc-per-node 2 benchmarks/contrastive_step.py --devices 2   # two GPUs
 
-There are three variants: the step as it is; with each micro-batch encoded twice (no graph is kept from the first pass);
-and with queries encoded before docs, so that shared weights get their gradients only at the end of the backward pass.
-Texts and sizes are those of scaling.py. The first step of each round is not counted. On a CPU, seconds are processor
-time, and the last lines give the share of weights whose gradient is ready during the backward pass.
+There are three variants. The first is the step as it is. The second encodes each micro-batch twice and keeps no graph
+from the first pass. The third encodes queries before docs, so shared weights get their gradients only at the end of the
+backward pass. Texts and sizes are those of scaling.py. The first step of each round is not counted. On a CPU, seconds
+are processor time, and the last lines give the share of weights whose gradient is ready during the backward pass.
 """
 
 from __future__ import annotations

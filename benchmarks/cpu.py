@@ -1,16 +1,16 @@
-"""MiniLM on a CPU: training steps and re-ranking by this program and by sentence-transformers, on the same pairs.
+"""MiniLM on a CPU: training steps and re-ranking with this program and with sentence-transformers, on the same pairs.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu.py train
     OMP_NUM_THREADS=1 python benchmarks/cpu.py rerank
-    python benchmarks/cpu.py processes --rounds 3 --cores 2   # two processes against two threads (cpu_processes.py)
+    python benchmarks/cpu.py processes --rounds 3 --cores 2   # two processes and two threads (cpu_processes.py)
 
 The weights are MiniLM's (`encoder=minilm`). The texts are those of the built-in collection: queries with BM25's
-candidates, cut so that pairs have about 150 tokens. The variants below run in turn, one step or one re-ranking of 100
-docs each; the first round is left out. The script prints the medians of the process's CPU time and of wall time, and
-the first variant's time divided by that of each variant. Variants in bf16 are left out on a CPU without bf16
-arithmetic. sentence-transformers' trainer needs the packages datasets and accelerate.
+candidates, cut so that pairs have about 150 tokens. The variants below run in turn. Each runs one step, or re-ranks 100
+docs once, in a round; the first round is not counted. The script prints the medians of the process's CPU time and of
+wall time. It also prints the first variant's time divided by the time of each variant. Variants in bf16 run only on a
+CPU with bf16 arithmetic. sentence-transformers' trainer needs the packages datasets and accelerate.
 
-- padded: attention over padded groups of rows, as before this package attended row by row on a CPU;
+- padded: attention over padded groups of rows, instead of row by row as in this package;
 - this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
 - sentence-transformers: CrossEncoderTrainer's step with AdamW; `CrossEncoder.predict` with batches of 32, its default.
 """
@@ -48,8 +48,8 @@ from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.first_stage import with_candidates  # noqa: E402
 
-DOCS, GROUPS = 8, 4  # docs of a query, queries of a step
-LONGEST = 190  # tokens of a pair: pairs then have about 150
+DOCS, GROUPS = 8, 4  # docs per query, queries per step
+LONGEST = 190  # largest number of tokens of a pair; the mean is then about 150
 BF16 = torch.bfloat16
 
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def loaders_of(scorer: MonoBERT, folder: str) -> tuple[RankData, Any]:
-    """The training queries, and one test query, with BM25's candidates."""
+    """Return the data module of the training queries and one test query, with BM25's candidates."""
     splits = with_candidates(CWE().load(), 100, Path(folder))
     assert splits.train is not None
     test = splits.tests["cwe"]
@@ -110,7 +110,7 @@ def loaders_of(scorer: MonoBERT, folder: str) -> tuple[RankData, Any]:
 
 
 def training(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict[str, Callable[[int], Any]]:
-    """The ways to make one optimizer step of GROUPS queries with DOCS docs."""
+    """Return variant -> function that runs one optimizer step of GROUPS queries with DOCS docs each."""
     made = loaders.train_steps()
     steps = [made[0, index] for index in range(40)]
     pairs = [step.micro_batches[0].pairs for step in steps]
@@ -138,7 +138,7 @@ def training(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict
 
 
 def reranking(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict[str, Callable[[int], Any]]:
-    """The ways to score the 100 candidates of one query."""
+    """Return variant -> function that scores the 100 candidates of one query."""
     from sentence_transformers.cross_encoder import CrossEncoder
 
     def rerank(half: bool = False) -> None:
@@ -163,7 +163,7 @@ def reranking(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dic
 
 
 def padded(way: Callable[[], Any]) -> None:
-    """Run with attention over padded groups of rows."""
+    """Run a function with attention over padded groups of rows."""
     by_row = row_attention.runs_by_row
     row_attention.runs_by_row = lambda *_: False
     try:
@@ -173,7 +173,7 @@ def padded(way: Callable[[], Any]) -> None:
 
 
 def texts_of(scorer: MonoBERT, steps: list[Any]) -> Iterator[dict[str, Any]]:
-    """The pairs of the steps as texts with labels, one row per pair."""
+    """Yield the pairs of each step as texts with labels, one row per pair."""
     pieces = scorer.encoder.tokenizer
     for step in steps:
         (batch,) = step.micro_batches
@@ -185,7 +185,7 @@ def texts_of(scorer: MonoBERT, steps: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def peer(model: str, rows: list[dict[str, Any]], half: bool) -> Callable[[int], Any]:
-    """One step of sentence-transformers' trainer, with its own collator and loss, after the same pairs."""
+    """Return a function that runs one step of sentence-transformers' trainer on the rows, with its own collator."""
     from datasets import Dataset
     from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
@@ -199,7 +199,7 @@ def peer(model: str, rows: list[dict[str, Any]], half: bool) -> Callable[[int], 
         model=reranker, args=arguments, train_dataset=Dataset.from_list(rows),
         loss=BinaryCrossEntropyLoss(reranker),
     )  # fmt: skip
-    trainer.current_gradient_accumulation_steps = 1  # `train` sets it, which is not called here
+    trainer.current_gradient_accumulation_steps = 1  # set here, because `train`, which sets it, is not called
     batches = iter(trainer.get_train_dataloader())
     optimizer = torch.optim.AdamW(reranker.parameters(), lr=1e-5)
 

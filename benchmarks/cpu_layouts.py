@@ -1,10 +1,10 @@
-"""CPU time of a training pass of a MiniLM-sized ModernBERT: this package's layers and transformers' padded forward.
+"""CPU time of a training pass of a ModernBERT of MiniLM's size: this package's layers, and transformers' padded pass.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_layouts.py
 
 Each pass is a forward and backward pass over 48 pairs with lengths like MS MARCO's, in float32. transformers' forward
-runs on padded batches of 16 pairs, in random order and sorted by length. The variants run in turn; the script prints
-the lowest CPU time of the process over the rounds.
+pass runs on padded batches of 16 pairs, in random order or sorted by length. The variants run in turn; the script
+prints the lowest CPU time of each over the rounds.
 """
 
 from __future__ import annotations

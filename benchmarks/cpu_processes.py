@@ -1,4 +1,4 @@
-"""CPU training with one process of several threads against several processes of one thread; run by cpu.py."""
+"""CPU training with one process of several threads, and with several processes of one thread; run by cpu.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def ways_of(cores: int) -> dict[str, tuple[int, list[str]]]:
-    """Threads of each process and overrides of each way to train on `cores` cores."""
+    """Return name -> (threads of each process, overrides), for each way to train on `cores` cores."""
     return {
         f"1 process x {cores} threads": (cores, ["trainer.devices=1"]),
         f"{cores} processes x 1 thread": (1, [f"trainer.devices={cores}", "trainer.strategy=ddp"]),
@@ -22,7 +22,7 @@ def ways_of(cores: int) -> dict[str, tuple[int, list[str]]]:
 
 
 def command(run: Path, cache: Path, steps: int, layers: int | None, overrides: list[str]) -> list[str]:
-    """A training of some steps of 64 pairs of the built-in collection, without validation and test."""
+    """Return the command of a training of some steps of 64 pairs, without validation and test."""
     return [
         sys.executable, str(ROOT / "train.py"), "encoder=minilm", *([f"encoder.layers={layers}"] if layers else []),
         "trainer.accelerator=cpu", *overrides, f"trainer.max_steps={steps}", "trainer.enable_progress_bar=false",
@@ -31,9 +31,9 @@ def command(run: Path, cache: Path, steps: int, layers: int | None, overrides: l
 
 
 def compare(rounds: int, steps: int, cores: int, layers: int | None) -> None:
-    """Train in each way in turn, each time in new processes, and print pairs per second of wall time.
+    """Train in each way in turn, each time in new processes; print pairs per second of wall time.
 
-    The rates are those of `result.json`: over all processes, without start-up and the first three steps.
+    The values are those of `result.json`: over all processes, without start-up and the first three steps.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise SystemExit("processes: expected Linux, which can restrict a process to some cores")

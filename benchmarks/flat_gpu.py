@@ -48,7 +48,7 @@ class Generated:
 
 
 class Scorer:
-    """The part of a bi-encoder that a search needs whose queries are given as vectors."""
+    """The part of a bi-encoder that a search with given query vectors needs."""
 
     def divisor(self) -> torch.Tensor:
         return torch.tensor(1.0)

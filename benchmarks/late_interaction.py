@@ -1,9 +1,9 @@
-"""Late-interaction search by index: recall and nDCG against exact MaxSim, queries/s, latency, size, build time.
+"""Late-interaction search by index type: recall and nDCG, compared with exact MaxSim, and speed, latency, size, build.
 
 python benchmarks/late_interaction.py --checkpoint RUN --data FOLDER [--indexes plaid ...] [--device cuda]
-The program encodes the collection with a ColBERT and compares each index with exact MaxSim of the same vectors. Search
-times do not include the encoding of queries, which is measured by itself. They are given as wall time and as CPU time
-of this process, because other work on the machine lengthens wall times. fast_plaid and warp run if they are installed.
+The program encodes the collection with a ColBERT, and compares each index with exact MaxSim of the same vectors. Search
+times do not include the encoding of queries, which is measured separately. They are given as wall time and as CPU time
+of this process, because other work on the machine lengthens wall time. fast_plaid and warp run if they are installed.
 late_generated.py measures large collections.
 """
 
@@ -68,7 +68,7 @@ def ordered(store: VectorStore, rows: np.ndarray, scores: np.ndarray, depth: int
 
 
 def exact(store: VectorStore, queries: TextVectors, depth: int) -> list[np.ndarray]:
-    """Return the rows of the best docs of each query by exact MaxSim with all docs."""
+    """Return the indices of the best docs of each query by exact MaxSim over all docs."""
     every = np.arange(store.num_docs)
     started, found = time.process_time(), []
     for query in query_vectors(queries):
@@ -90,12 +90,12 @@ def ndcg(rankings: list[np.ndarray], store: VectorStore, ids: list[str], qrels: 
 def measure(
     name: str, options: dict[str, Any], store: VectorStore, queries: TextVectors, args: argparse.Namespace
 ) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Build an index and search; returns figures and the rows of the best docs of each query."""
+    """Build an index and search; return the results and the indices of the best docs of each query."""
     kind = getattr(import_module(f"ranker.retrieval.indexes.{name}"), CLASSES[name])
     started, spent = time.perf_counter(), time.process_time()
     index = kind(gpu=args.device == "cuda", **options).over(store)
     figures = {"built s": time.perf_counter() - started, "built CPU s": time.process_time() - spent}
-    index.rank(queries.take(torch.arange(min(4, queries.num_texts))), args.depth)  # compiles
+    index.rank(queries.take(torch.arange(min(4, queries.num_texts))), args.depth)  # this call compiles kernels
     found, walls, cpus = [], [], []
     for number in range(queries.num_texts):
         one = queries.take(torch.tensor([number]))
@@ -145,7 +145,7 @@ def main() -> None:
             continue
         figures, found = measure(name, args.options, store, queries, args)
         shares = [len(set(a.tolist()) & set(b.tolist())) / len(b) for a, b in zip(found, truth, strict=True)]
-        figures["recall"] = float(np.mean(shares))  # at args.depth
+        figures["recall"] = float(np.mean(shares))  # recall at args.depth
         figures |= {"nDCG@10": ndcg(found, store, ids, qrels), "exact nDCG@10": ndcg(truth, store, ids, qrels)}
         figures["peak GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         print(name, {key: round(value, 4) for key, value in figures.items()}, flush=True)

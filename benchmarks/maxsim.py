@@ -2,10 +2,10 @@
 
 python benchmarks/maxsim.py [--device cuda] [--docs 1000] [--doc-tokens 300] [--step-queries 512] [--step-docs 1024]
 There are two cases. In the first, one query of 32 vectors is scored with `--docs` docs, forward only. In the second, a
-training step scores every query of `--step-queries` with every doc of `--step-docs`, forward and backward. The times:
-   call     time of the whole call by the GPU's clock, with an empty L2 cache (triton.testing.do_bench);
-   kernel   time of the kernels alone, replayed as a CUDA graph, so without work of the host;
-   host     time that the host needs to launch the call, from many calls without a wait.
+training step scores every query of `--step-queries` with every doc of `--step-docs`, forward and backward. Times are
+   call     for the whole call by the GPU's clock, with an empty L2 cache (triton.testing.do_bench);
+   kernel   for the kernels alone, replayed as a CUDA graph, without work of the host;
+   host     for the launch of the call by the host, from many calls without a wait.
 The version in torch compares blocks of 1,024 query vectors and 8,192 doc vectors with masks, as a training does without
 the kernel. `torch, equal lengths` is one matrix product, a maximum and a sum, which requires texts of equal length. On
 a CPU only the versions in torch run.

@@ -4,8 +4,8 @@
     python benchmarks/rows.py --copies 10 --build-only # ten million rows: each copy appends a number to every text
     python benchmarks/rows.py --rows 100000 --loader   # also a plain `datasets` loader that tokenizes in its workers
 
-The script reports rows/s and resident memory of the build, the time to tokenize the texts into token stores, and
-pairs/s of training steps that are drawn from the stores and collated on one core, without a model.
+The script reports rows/s and resident memory of the build, and the time to tokenize the texts into token stores. It
+also reports pairs/s of training steps, which are drawn from the stores and collated on one core, without a model.
 """
 
 from __future__ import annotations

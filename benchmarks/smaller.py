@@ -6,15 +6,18 @@
     python benchmarks/smaller.py data=cwe --curve --device cuda         # cuts to many sizes, each trained further
 
 Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
-step is repeated. The table has means over seeds and paired tests over queries against the teacher (with the seeds'
-means). It also has the speed of the models of seed 0: all models score the same pairs in turn on one CPU thread, in CPU
-seconds, and the best round counts; with `--device cuda` also on the GPU, in seconds. `smaller.png` shows nDCG@10 over
-both sizes.
+step is repeated. The table has means over seeds, and paired tests over queries against the teacher (with the seeds'
+means). It also has the speed of the models of seed 0. For this, all models score the same pairs in turn on one CPU
+thread, and the best round counts, in CPU seconds; with `--device cuda` also on the GPU, in seconds. `smaller.png` shows
+nDCG@10 over the number of parameters, and over the time of a pair.
 
-Ways: `plainN` and `studentN`: N layers, trained without and with the teacher's layers; `layers`, `heads`, `units`: the
-teacher cut to half and trained further, `..._raw`: before this training; `exit`: an early head at the middle layer, and
-`exit_last`: the last layer of the same model; `int8`: the teacher, and `student_int8`: the largest student; `fp8`, on a
-GPU.
+The ways:
+
+- `plainN`, `studentN`: N layers, trained without and with the teacher's layers;
+- `layers`, `heads`, `units`: the teacher cut to half and trained further; `..._raw`: before this training;
+- `exit`, `exit_last`: an early head at the middle layer, and the last layer of the same model;
+- `int8`, `student_int8`: the teacher, and the student with half of its layers, in int8; `fp8`: the teacher in fp8 on a
+  GPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Small collections and encoders that tests generate; nothing here needs a network."""
+"""Small collections and encoders that tests generate. No network is needed."""
 
 import os
 import random
@@ -15,13 +15,13 @@ SHARED = Path(os.environ.get("RANKER_SHARED_DATA", ROOT.parent / "shared" / "dat
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The checkout."""
+    """Return the folder of the checkout."""
     return ROOT
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of real collections beside a developer's checkout."""
+    """Return the folder of real collections beside a developer's checkout."""
     if not SHARED.is_dir():
         pytest.skip(f"needs the collections in {SHARED}; set RANKER_SHARED_DATA")
     return SHARED
@@ -29,7 +29,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def small_files(tmp_path_factory) -> Path:
-    """A folder in the `files` layout: 40 queries over 60 docs, where a query's words are words of its relevant doc."""
+    """Return a folder in the `files` format: 40 queries over 60 docs; a query's words are words of its relevant doc."""
     folder = tmp_path_factory.mktemp("small")
     rng = random.Random(5)
     words = [first + second for first in "bdfgklmnprst" for second in ("ab", "el", "ir", "om", "un")]

@@ -90,7 +90,8 @@ def export_checkpoint(cfg: DictConfig) -> None:
     if isinstance(scorer, EarlyExit) and scorer.elsewhere():
         raise ConfigError(
             f"checkpoint: expected a model that scores with its last layer, got exit={scorer.exit} and "
-            f"margin={scorer.margin}; train with model.exit=null model.margin=null, and choose exits with inference"
+            f"margin={scorer.margin}; train with model.exit=null model.margin=null; evaluations and the "
+            "server can still exit early with inference.exit or inference.margin"
         )
     check_format(scorer, cfg.format, cfg.dtype)
     target = Path(cfg.to or Path(HydraConfig.get().runtime.output_dir) / cfg.format).absolute()

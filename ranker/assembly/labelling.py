@@ -99,7 +99,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
-    """Return the chosen split, whose candidates are the docs to score; queries without any are left out.
+    """Return the chosen split, whose candidates are the docs to score. Queries without candidates are left out.
 
     Args:
         cfg: The configuration.

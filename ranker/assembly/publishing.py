@@ -50,7 +50,8 @@ def publish_checkpoint(cfg: DictConfig) -> None:
     """Write the folder to publish, or upload it.
 
     Raises:
-        RankerError: The run is not complete, its numbers differ from its run files, or the target can't be written to.
+        RankerError: The run is not complete, its stored measures differ from those of its run files, or the target
+            can't be written to.
     """
     quiet_libraries()
     run = Path(cfg.checkpoint)

@@ -167,7 +167,7 @@ def refused_in_fit() -> Iterator[None]:
     """Report in one line the wrong options that Lightning and its callbacks find only when the training starts.
 
     Raises:
-        ConfigError: In place of Lightning's error.
+        ConfigError: Lightning or a callback refuses a value.
     """
     try:
         yield

@@ -107,7 +107,12 @@ def warn_of_missing(missing: Mapping[str, str]) -> None:
         missing: Name of the set -> its folder.
     """
     for name, path in missing.items():
-        log.warning("suite: %s is left out, no folder %s; set suite.folder or suite.sets.%s.path", name, path, name)
+        log.warning(
+            "suite: %s is left out, because there is no folder %s; set suite.folder or suite.sets.%s.path",
+            name,
+            path,
+            name,
+        )
 
 
 def load_suite(cfg: DictConfig, depth: int) -> tuple[dict[str, Collection], dict[str, str]]:
@@ -165,7 +170,7 @@ def _write(
     missing: Mapping[str, str],
     depth: int,
 ) -> None:
-    """Write first stages, judgements, `suite.json` and the picture, and print the table, all from files."""
+    """Write first stages, judgements, `suite.json` and the picture; print the table, computed from the files."""
     for name, collection in sets.items():
         of_set = folder / "evaluation" / name
         write_qrels(of_set / QRELS, dict(collection.qrels))

@@ -124,7 +124,7 @@ def refused_by_lightning(key: str) -> Iterator[None]:
     """Turn an error of a Lightning constructor into one line that names a configuration key.
 
     Raises:
-        ConfigError: In place of Lightning's error.
+        ConfigError: Lightning refuses a value.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""From collections to batches. Read collection.py, datamodule.py and collate.py first."""
+"""Turn collections into batches. Read collection.py, datamodule.py and collate.py first."""

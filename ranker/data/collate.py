@@ -1,4 +1,4 @@
-"""Turn rows of the token stores into the token batches that a scorer reads."""
+"""Turn texts of the token stores into the token batches that a scorer reads."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ranker.types import RankBatch, TokenBatch
 
 @dataclass(frozen=True)
 class ScorerInputs:
-    """What a scorer reads.
+    """The form of the token batches that a scorer reads.
 
     Args:
         tokenizer: The encoder's fast tokenizer.
-        reads: `pairs` (query and doc in one sequence), `texts` (queries and docs in sequences of their own) or `lists`
-            (like `texts`, but the scorer joins them to rows of several docs).
+        reads: `pairs` (query and doc in one sequence), `texts` (each query and each doc in its own sequence) or `lists`
+            (like `texts`, but the scorer joins the texts to rows with several docs).
         max_positions: Longest sequence that the encoder accepts, in tokens.
-        layouts: Layouts of a query and of a doc in a sequence of its own; None: the tokenizer's layout of one text.
+        layouts: Layouts of a single query and of a single doc in a sequence; None: the tokenizer's layout of one text.
         pair: Layout of a query and a doc in one sequence; None: the tokenizer's layout of two texts.
-        by_query: Whether the candidates of a query are to be scored one after another, because they share a prefix.
+        by_query: Whether the candidates of a query must be scored one after another, because their rows share a prefix.
         windows: How docs are cut into windows; None: a doc is one row.
-        instructed: How a query's own instruction is put before it; None: queries have none.
-        whole_lists: Whether the score of a doc depends on the query's other docs, so that all of them must be in one
-            batch.
-        list_rows: The rows that the scorer makes of a list, if it reads `lists`.
+        instructed: How the instruction of a query is put before the query; None: queries have no instructions.
+        whole_lists: Whether the score of a doc depends on the query's other docs, so that all docs of a query must be
+            in one batch.
+        list_rows: Describes the rows that the scorer builds from a list, if the scorer reads `lists`.
     """
 
     tokenizer: Any
@@ -49,7 +49,7 @@ class ScorerInputs:
     list_rows: ListRows | None = None
 
     def affixes(self, text: int) -> Affixes:
-        """Return the prompt's text that is stored together with each query (`text` 0) or each doc (1)."""
+        """Return the text of the prompt that is stored together with each query (`text` 0) or each doc (`text` 1)."""
         if self.reads == "pairs":
             return self.pair.affixes_of(text) if self.pair is not None else Affixes()
         return self.layouts[text].affixes_of(0) if self.layouts is not None else Affixes()
@@ -59,7 +59,7 @@ class ScorerInputs:
         """Take the values from a scorer and its encoder.
 
         Args:
-            scorer: A `Scorer` of `ranker.models.interface`, a package that this one may not import.
+            scorer: A `Scorer` of `ranker.models.interface`, which `ranker.data` may not import.
         """
         layouts = scorer.layouts() if scorer.reads != "pairs" else None
         pair = pair_layout(scorer) if scorer.reads == "pairs" else None
@@ -108,14 +108,14 @@ class Collator:
         docs: Token store of the docs.
         reads: `pairs`, `texts` or `lists`, see `ScorerInputs`.
         pair: Layout of a pair.
-        query: Layout of a query in a sequence of its own.
-        doc: Layout of a doc in a sequence of its own.
-        max_pair_tokens: Longest pair, special tokens included; the doc is truncated, the query never is.
-        max_query_tokens: Longest query; a prefix counts, special tokens do not.
-        max_doc_tokens: Longest doc; a prefix counts, special tokens do not.
+        query: Layout of a single query in a sequence.
+        doc: Layout of a single doc in a sequence.
+        max_pair_tokens: Longest pair in tokens, special tokens included; only the doc of a pair is truncated to fit.
+        max_query_tokens: Longest query in tokens, with a prefix, without special tokens.
+        max_doc_tokens: Longest doc in tokens, with a prefix, without special tokens.
         by_query: See `ScorerInputs`.
-        windows: How docs are cut into windows, each of which is a row; None: a doc is one row.
-        title_lengths: Tokens of each doc's title [docs of the store]; None: no window repeats it.
+        windows: How docs are cut into windows; each window is a row. None: a doc is one row.
+        title_lengths: Number of tokens of each doc's title [docs of the store]; None: no window repeats the title.
         whole_lists: See `ScorerInputs`.
         list_rows: See `ScorerInputs`.
     """
@@ -144,14 +144,14 @@ class Collator:
         limits: TextLimits,
         title_lengths: np.ndarray | None = None,
     ) -> Collator:
-        """Make a collator whose limits are lowered to what the encoder accepts.
+        """Make a collator whose limits are at most those of the encoder.
 
         Args:
             inputs: What the scorer reads.
             queries: Token store of the queries.
             docs: Token store of the docs.
             limits: Longest texts.
-            title_lengths: Tokens of each doc's title, where windows repeat it.
+            title_lengths: Number of tokens of each doc's title, if windows repeat the title.
 
         Raises:
             ConfigError: The encoder's longest sequence has no room for a query and a doc, or for a window.
@@ -175,7 +175,7 @@ class Collator:
                     f"to {layout.fill_to}"
                 )
         if inputs.reads == "pairs":
-            # Leave at least one token for the doc, so that a long query cannot make a pair invalid
+            # At least one token is left for the doc, so that no query is too long for a pair
             max_query_tokens = min(limits.query + before[0], max_pair_tokens - pair.num_special - before[1] - 1)
             max_doc_tokens = min(limits.doc + before[1], positions - pair.num_special)
         else:
@@ -191,16 +191,16 @@ class Collator:
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Return the tokens kept of each query, without special tokens, int64 [queries]."""
+        """Return the number of tokens kept of each query, without special tokens, int64 [queries]."""
         layout = self.pair if self.reads == "pairs" else self.query
         return layout.kept(0, self.queries.lengths[rows], self.max_query_tokens)
 
     def doc_lengths(self, rows: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
-        """Return the tokens kept of each doc, without special tokens, int64 [docs].
+        """Return the number of tokens kept of each doc, without special tokens, int64 [docs].
 
         Args:
             rows: Rows of the doc store [docs].
-            query_lengths: Tokens of the query in each doc's pair [docs]; not used if the scorer reads texts.
+            query_lengths: Number of tokens of the query in each doc's pair [docs]; not used if the scorer reads texts.
         """
         if self.reads != "pairs":
             return self.doc.kept(0, self.docs.lengths[rows], self.max_doc_tokens)
@@ -210,11 +210,11 @@ class Collator:
         return np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
 
     def doc_sizes(self, doc_lengths: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
-        """Return the tokens of each doc's rows, int64 [docs]; with windows, this is an upper bound (`Windows.sizes`).
+        """Return the number of tokens of each doc's rows, int64 [docs]; for windows, an upper bound (`Windows.sizes`).
 
         Args:
-            doc_lengths: Tokens kept of each doc, see `doc_lengths` [docs].
-            query_lengths: Tokens of the query in each doc's pairs [docs]; not used if the scorer reads texts.
+            doc_lengths: Number of tokens kept of each doc [docs], see `doc_lengths`.
+            query_lengths: Number of tokens of the query in each doc's pairs [docs]; not used if the scorer reads texts.
         """
         pairs = self.reads == "pairs"
         if self.windows is None:
@@ -227,17 +227,17 @@ class Collator:
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
-        """Tokens of a prompt before each query and before each doc of the stores."""
+        """Number of prompt tokens that the stores have before each query and before each doc."""
         if self.reads == "pairs":
             return self.pair.affixes_of(0).prefix_tokens, self.pair.affixes_of(1).prefix_tokens
         return self.query.prefix_tokens, self.doc.prefix_tokens
 
     def query_batch(self, rows: np.ndarray) -> TokenBatch:
-        """Lay out queries in sequences of their own; `rows` [queries] are rows of the query store."""
+        """Lay out single queries; `rows` [queries] are rows of the query store."""
         return self.query.lay_out([(self.queries, rows, self.query_lengths(rows))])
 
     def doc_batch(self, rows: np.ndarray) -> TokenBatch:
-        """Lay out docs in sequences of their own; `rows` [docs] are rows of the doc store."""
+        """Lay out single docs; `rows` [docs] are rows of the doc store."""
         lengths = self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
         if self.windows is None:
             return self.doc.lay_out([(self.docs, rows, lengths)])
@@ -248,7 +248,7 @@ class Collator:
     def _pair_batch(
         self, query_rows: np.ndarray, query_lengths: np.ndarray, doc_rows: np.ndarray, doc_lengths: np.ndarray
     ) -> TokenBatch:
-        """Lay out pairs, each as one row or as one row per window of the doc; all arguments are [docs]."""
+        """Lay out pairs: one row for each pair, or for each window of its doc; all arguments are [docs]."""
         if self.windows is None:
             return self.pair.lay_out([(self.queries, query_rows, query_lengths), (self.docs, doc_rows, doc_lengths)])
         pairs = Pairs(self.queries, self.docs, query_rows, query_lengths, doc_rows, self.prefix_tokens)
@@ -258,10 +258,9 @@ class Collator:
         return with_windows(self.pair.lay_out([query, part]), cut)
 
     def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
-        """Return the tokens of each group's batch rows, int64 [groups].
+        """Return the number of tokens of each group's rows, int64 [groups].
 
-        Where the docs of a query share its prefix (`by_query`), the special tokens before the query and the query count
-        once.
+        If the docs of a query share a prefix (`by_query`), the query and the special tokens before it count once.
 
         Args:
             query_rows: Rows of the query store [groups].
@@ -280,21 +279,22 @@ class Collator:
     def collate(
         self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, group_ids: np.ndarray, share: float
     ) -> RankBatch:
-        """Make the micro-batch of some groups.
+        """Make a micro-batch of some groups.
 
         Args:
             query_rows: Rows of the query store [groups].
             doc_rows: Rows of the doc store [groups, docs], -1 where a group has no doc.
             labels: Label of each doc [groups, docs].
             group_ids: Index of each group in the optimizer step [groups].
-            share: Groups of this micro-batch divided by groups of the whole step.
+            share: Number of groups of this micro-batch divided by the number of groups of the whole step.
         """
         mask = doc_rows >= 0
         flat_docs = doc_rows[mask]
         group_of_doc, slot_of_doc = np.nonzero(mask)
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
-        # Row ids count the step's queries and docs group by group, so they do not depend on how the step is split
+        # Row ids number the step's queries and docs group by group, so that an id does not depend on the split of the
+        # step
         query_row_ids = torch.from_numpy((group_ids * (doc_rows.shape[1] + 1)).astype(np.int64))
         doc_row_ids = query_row_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
         batches: dict[str, Any] = {}
@@ -314,5 +314,5 @@ class Collator:
 
 
 def _max_text_tokens(layout: Template, max_tokens: int, positions: int) -> int:
-    """Largest number of stored tokens, prefix included, of a text in a sequence of its own."""
+    """Return the largest number of stored tokens, prefix included, of a single text in a sequence."""
     return min(max_tokens + layout.prefix_tokens, min(positions, layout.max_tokens or positions) - layout.num_special)

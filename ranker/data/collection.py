@@ -1,7 +1,4 @@
-"""A collection: docs, queries, qrels and candidates of one split, up to the size of MS MARCO.
-
-All ids are strings.
-"""
+"""Collections: docs, queries, qrels and candidates of one split, up to the size of MS MARCO. All ids are strings."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Doc:
 
 
 class Docs(Protocol):
-    """Docs in a fixed order, with random access by id; may be larger than memory."""
+    """Docs in a fixed order, with random access by id. The docs may take more space than the memory has."""
 
     def __len__(self) -> int: ...
 
@@ -47,16 +44,16 @@ class Docs(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash that changes if an id or a text changes."""
+        """A hash that changes if an id or a text changes."""
         ...
 
 
 def known_docs(docs: Docs, ids: np.ndarray) -> np.ndarray:
-    """Return which ids are those of docs, bool [ids]; at once for docs that have a method `known` for it.
+    """Return which ids belong to docs, bool [ids]; this is fast for docs that have a method `known`.
 
     Args:
         docs: The docs.
-        ids: UTF-8 in a bytes array [ids].
+        ids: The ids, UTF-8 in a bytes array [ids].
     """
     known = getattr(docs, "known", None)
     if known is not None:
@@ -111,18 +108,18 @@ class MemoryDocs:
         return doc_id in self._docs
 
 
-@dataclass(frozen=True, eq=False)  # Mapping compares the docs; a generated __eq__ would fail on arrays
+@dataclass(frozen=True, eq=False)  # Mapping has a comparison; a generated __eq__ would fail on arrays
 class Candidates(Mapping[str, list[str]]):
-    """First-stage docs per query, best first, in flat arrays.
+    """First-stage docs of each query, best first, in flat arrays.
 
-    7,000 queries with 1,000 docs each take 110 MB; as dictionaries they would take 1 GB.
+    7,000 queries with 1,000 docs each take 110 MB in arrays, and would take 1 GB in dictionaries.
 
     Args:
         query_ids: The queries, in order.
         offsets: Query i has the docs `doc_ids[offsets[i]:offsets[i + 1]]`, int64 [queries + 1].
         doc_ids: Doc ids, UTF-8 in a fixed-width bytes array [docs].
-        scores: Scores of the first stage, float32 or float64 [docs]. Scores of a file keep double precision: if two of
-            them became equal by rounding, the tie rule would change their order.
+        scores: Scores of the first stage, float32 or float64 [docs]. Scores from a file stay float64, because rounding
+            could make two scores equal, and the tie rule would then change the order of their docs.
     """
 
     query_ids: list[str]
@@ -136,7 +133,7 @@ class Candidates(Mapping[str, list[str]]):
 
     @classmethod
     def from_lists(cls, ranked: Iterable[tuple[str, list[str], list[float]]]) -> Candidates:
-        """Build from (query_id, doc_ids, scores), each list best first."""
+        """Build from (query_id, doc_ids, scores) of each query; the lists have the best doc first."""
         query_ids: list[str] = []
         offsets, ids, scores = [0], [], []
         for query_id, doc_ids, doc_scores in ranked:
@@ -193,7 +190,7 @@ class Candidates(Mapping[str, list[str]]):
         return self.where(ranges(0, np.diff(self.offsets)) < depth)
 
     def where(self, kept: np.ndarray) -> Candidates:
-        """Return the docs where `kept`, bool [docs], is True, with their scores; no query is removed."""
+        """Return the docs for which `kept`, bool [docs], is True, with their scores; a query without docs stays."""
         offsets = row_offsets(kept)[self.offsets]
         return Candidates(self.query_ids, offsets, self.doc_ids[kept], self.scores[kept])
 
@@ -210,20 +207,22 @@ class Collection:
     """The data of one split: texts, judgements and the docs to re-rank.
 
     Args:
-        name: Name of the set in folders and log keys, as `test/cwe`.
+        name: Name of the set in folders and log keys, such as `test/cwe`.
         docs: The whole corpus; splits of one corpus share the object.
         queries: query_id -> text.
         qrels: query_id -> doc_id -> relevance.
-        candidates: First-stage docs to re-rank (and, in training, to draw negatives from); None until BM25 makes them.
-        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), re-iterable, or None. If they
-            have an attribute `fingerprint` that identifies them, their store rows are cached under it.
+        candidates: First-stage docs, which are re-ranked, and from which training draws negatives; None until BM25
+            makes candidates.
+        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), re-iterable, or None. If the
+            triples have an attribute `fingerprint` that identifies them, their store rows are cached.
         relevance: Smallest grade that counts as relevant, for positives in training and for binary measures.
         drop_query_docs: Whether docs with the query's own id are left out of candidates and search results
             (`ranker.data.query_docs`).
-        rows: The judgements and a teacher's scores as arrays, which `queries` and `qrels` read, and from which training
-            groups are drawn; None: groups are drawn from `qrels` and `candidates`.
-        alike: Whether the docs of `rows` are drawn without regard to their grade; None: if they have scores only.
-        instructions: query_id -> the query's own instruction, for prompts; None: queries have none.
+        rows: Arrays of judgements and a teacher's scores. `queries` and `qrels` read these arrays, and training groups
+            are drawn from them. None: groups are drawn from `qrels` and `candidates`.
+        alike: Whether the docs of `rows` are drawn without regard to their grade; None: true if `rows` have scores
+            only.
+        instructions: query_id -> instruction of the query, for prompts; None: queries have no instructions.
     """
 
     name: str
@@ -241,14 +240,14 @@ class Collection:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a source returns: one collection per part; `train` is None for data without a training set."""
+    """The result of a source: a collection for each part; `train` is None for data without a training set."""
 
     train: Collection | None
     val: Collection | None
     tests: dict[str, Collection]
     notice: str = ""  # licence text to print, if the owner of the data demands it
-    sets: dict[str, Splits] = field(default_factory=dict)  # each set of a mix; `train` and `val` are then None
-    suite: dict[str, Collection] = field(default_factory=dict)  # validation sets in place of those of the source
+    sets: dict[str, Splits] = field(default_factory=dict)  # the sets of a mix, whose `train` and `val` are None
+    suite: dict[str, Collection] = field(default_factory=dict)  # validation sets that replace those of the source
 
     @property
     def has_validation(self) -> bool:
@@ -257,7 +256,7 @@ class Splits:
 
 
 class Source(Protocol):
-    """A data source: what a yaml of conf/data builds."""
+    """A data source, the object that a yaml of conf/data builds."""
 
     def load(self) -> Splits:
         """Read the collections.

@@ -1,4 +1,4 @@
-"""In-batch negatives: which docs of a step's other groups a query is ranked against."""
+"""In-batch negatives: decide which docs of a step's other groups a query ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranker.types import Contrast
 
 @dataclass(frozen=True)
 class KnownPositives:
-    """All relevant docs of each query, drawn or not: query row r has `docs[offsets[r]:offsets[r + 1]]`.
+    """All relevant docs of each query, drawn or not drawn: query row r has `docs[offsets[r]:offsets[r + 1]]`.
 
     Args:
         offsets: int64 [queries + 1].
@@ -37,8 +37,8 @@ class KnownPositives:
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
         """Collect relevant docs from the judgements (grade >= `collection.relevance`), or else from the triples.
 
-        If there are both, triples are not collected: MS MARCO has 397 million. The more relevant doc of a triple is
-        then a positive only in the steps that have this triple (see `contrast`).
+        Triples are used only if there are no judgements, because MS MARCO has 397 million triples. With judgements, the
+        more relevant doc of a triple is a positive only in the steps that have this triple (see `contrast`).
         """
         relevant: dict[str, list[str]] = {
             query_id: [
@@ -73,17 +73,18 @@ class KnownPositives:
 def contrast(
     collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, positives: KnownPositives
 ) -> Contrast:
-    """Decide which docs of a step each query of the step is ranked against.
+    """Decide which docs of a step each query of the step ranks.
 
-    The positives of a query are those in `positives`, and those that were drawn for any of its groups in this step.
-    Docs are compared by the tokens that the model sees. A group ranks all docs of the step except
+    The positives of a query are its docs in `positives`, and the positives that were drawn for any of its groups in
+    this step. Docs are compared by the tokens that the model reads. A group ranks all docs of the step with two
+    exceptions:
 
-    - docs that equal a positive of its query, and docs that have the query's id or text. Positives that were drawn for
-      this group are ranked all the same;
-    - docs of other groups that equal a doc of this group: one doc would have two labels.
+    - docs that equal a positive of its query, and docs that have the query's id or text; but the positives that were
+      drawn for this group are ranked;
+    - docs of other groups that equal a doc of this group, because one doc would have two labels.
 
     Args:
-        collator: Decides which tokens of a doc the model sees.
+        collator: Decides which tokens of a doc the model reads.
         query_rows: Rows of the groups' queries [groups].
         doc_rows: Rows of their docs [groups, docs], -1 where a group has no doc.
         labels: Labels of their docs [groups, docs].
@@ -129,7 +130,7 @@ def own_docs(doc_rows: np.ndarray, labels: np.ndarray, least_label: float = 1.0)
 def _mark(out: np.ndarray, groups: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> None:
     """Set `out` [groups, keys] to True in row `groups[i]` and the column of key `wanted[i]`, for all i.
 
-    `keys` [keys] is ascending. A wanted key that is not among them is ignored.
+    `keys` [keys] is ascending. A wanted key that is not in `keys` is ignored.
     """
     columns = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     present = keys[columns] == wanted
@@ -144,15 +145,15 @@ def _mark_queries(
     keys: np.ndarray,
     query_docs: np.ndarray | None,
 ) -> None:
-    """Mark docs that are the group's query, by id or by text.
+    """Mark the docs that have the id or the text of the group's query.
 
     Args:
-        out: Bool [groups, keys]; set to True where the doc with the key is the group's query.
+        out: Bool [groups, keys]; set to True if the doc with the key has the id or text of the group's query.
         collator: Holds the token stores.
         query_rows: [groups].
-        doc_rows: Row of one doc of each key [keys].
+        doc_rows: Row of one doc with each key [keys].
         keys: Keys of the step's docs, ascending [keys].
-        query_docs: As in `KnownPositives`.
+        query_docs: See `KnownPositives`.
     """
     groups, docs = np.meshgrid(np.arange(len(query_rows)), np.arange(len(doc_rows)), indexing="ij")
     out |= same_text(
@@ -167,7 +168,7 @@ def _mark_queries(
 
 
 def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:
-    """Hash the tokens that the model sees of each doc, uint64 [docs]; docs that it can't tell apart get equal keys.
+    """Hash the tokens of each doc that the model reads, uint64 [docs]; docs with the same tokens have equal keys.
 
     Args:
         collator: Holds the docs and their largest number of tokens.
@@ -177,6 +178,6 @@ def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:
     lengths = collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
     ends = np.cumsum(lengths)
     tokens = store.tokens[ranges(store.offsets[rows], lengths)]
-    # The sums and their differences wrap around modulo 2**64, so the differences are right in spite of overflows
+    # Sums and differences are modulo 2**64, so the differences are right in spite of overflows
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(tokens, ranges(0, lengths)), dtype=np.uint64)])
     return mix(sums[ends] - sums[ends - lengths], lengths)

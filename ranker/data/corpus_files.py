@@ -84,17 +84,17 @@ def read_queries(path: Path) -> dict[str, str]:
 
 
 class JsonlDocs:
-    """Docs of a JSON Lines file (`{"id", "text", "title"?}`), parsed on access.
+    """Docs of a JSON Lines file (`{"id", "text", "title"?}`); a doc is parsed on access.
 
-    A plain file is mapped into memory; a gzipped file is held in memory, unpacked. In addition each doc takes about 20
-    bytes and its id. Other keys are ignored. An id may be a whole number, which is converted to its digits without
-    loss; any other type is an error.
+    A plain file is mapped into memory; a gzipped file is unpacked into memory. In addition each doc takes about 20
+    bytes and the bytes of its id. Other keys are ignored. An id may be a whole number, which is converted to its digits
+    without loss; any other type is an error.
 
     Args:
         path: The file.
 
     Raises:
-        DataError: The file has no doc, or a line is not such an object; the message names file and line.
+        DataError: The file has no doc, or a line is no object with these keys; the message names file and line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,21 +163,21 @@ class JsonlDocs:
         return self._ids.row(doc_id) >= 0
 
     def known(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids, UTF-8 in a bytes array [ids], are those of docs, bool [ids]."""
+        """Return which ids, UTF-8 in a bytes array [ids], belong to docs, bool [ids]."""
         return self._ids.known(ids)
 
 
 def _is_packed(path: Path) -> bool:
-    # By content: browsers may unpack a download but keep its name
+    # Decide by content, because browsers may unpack a download but keep its name
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 
 
 def check_regular(path: Path) -> None:
-    """Refuse folders, pipes and devices. Files are read twice, and the second read of a pipe would never end.
+    """Refuse folders, pipes and devices: a file is read twice, and the second read of a pipe would never end.
 
     Raises:
-        DataError: The path is no regular file.
+        DataError: The path is not a regular file.
     """
     if not path.is_file():
         raise DataError(
@@ -186,10 +186,10 @@ def check_regular(path: Path) -> None:
 
 
 def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """Open a file for reading bytes, unpacked if its content is gzip's.
+    """Open a file for reading bytes; gzip content is unpacked.
 
     Raises:
-        DataError: It cannot be opened, or is no regular file.
+        DataError: The file cannot be opened, or is not a regular file.
     """
     if path.exists():
         check_regular(path)
@@ -208,7 +208,7 @@ def _lines_of(data: bytes | mmap.mmap) -> Iterator[bytes]:
 
 
 def _numbered(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield numbered lines, without a byte order mark; errors of unpacking become a DataError with the file's name."""
+    """Yield numbered lines without a byte order mark; an error of unpacking becomes a DataError that names the file."""
     try:
         for number, raw in enumerate(lines, 1):
             yield number, raw.removeprefix(_BOM) if number == 1 else raw

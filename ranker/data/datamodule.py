@@ -1,4 +1,4 @@
-"""The data side of a run: a source's splits -> token stores -> training steps and scoring batches."""
+"""The data of a run: it turns a source's splits into token stores, training steps and scoring batches."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ class RankData(pl.LightningDataModule):
 
     Args:
         splits: The source's splits, with candidates.
-        inputs: What the scorer reads.
+        inputs: The form of the batches that the scorer reads.
         batch_options: Sizes of steps and micro-batches.
         limits: Maximum text lengths in tokens.
         depth: Candidates per query that are re-ranked in validation and tests; None: all.
         seed: Seed of shuffles and draws.
         cache_dir: Folder of the token stores.
-        train_docs: Where the docs and labels of training groups come from; None: the collection.
+        train_docs: Sources of the docs and labels of training groups; None: the collection.
 
     Attributes:
-        rounds: Negatives that replace those of the data during the training; None: nothing replaces them.
+        rounds: Mined negatives that replace the negatives of the data during the training; None: the data's negatives
+            stay.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RankData(pl.LightningDataModule):
         self._logged_budget = False
 
     def collator(self, collection: Collection) -> Collator:
-        """Return the collator over a collection's token stores; builds the stores or opens them."""
+        """Return the collator over a collection's token stores, which are opened, or built if they are missing."""
         queries, docs = self._stores.queries(collection), self._stores.docs(collection)
         return Collator.of(self.inputs, queries, docs, self.limits, self._stores.title_lengths(collection))
 
@@ -82,7 +83,7 @@ class RankData(pl.LightningDataModule):
 
     @property
     def trains_on_triples(self) -> bool:
-        """Whether training groups are the training set's triples, each with two docs."""
+        """Return whether training groups are the triples of the training set, with two docs each."""
         return self.splits.train is not None and takes_triples(self.splits.train, self.train_docs)
 
     def _sampler(self, collection: Collection, collator: Collator) -> GroupSampler:
@@ -103,7 +104,7 @@ class RankData(pl.LightningDataModule):
             world: Number of devices.
 
         Raises:
-            ConfigError: No training data, or a group may be larger than the token budget.
+            ConfigError: There is no training data, or a group may be larger than the token budget.
         """
         if self.splits.train is None:
             raise ConfigError(
@@ -206,7 +207,7 @@ class RankData(pl.LightningDataModule):
 
     @property
     def val_sets(self) -> dict[str, Collection]:
-        """The validation sets by name; a single one has the name "". Empty without a validation set."""
+        """Return the validation sets by name; a single set has the name "". Empty if there is none."""
         return self.splits.suite or ({"": self.splits.val} if self.splits.val is not None else {})
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:

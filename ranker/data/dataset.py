@@ -1,4 +1,4 @@
-"""Items of the data loaders: an optimizer step in training, a batch to score in evaluation."""
+"""The items of data loaders: optimizer steps for training, and batches to score for evaluation."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ranker.types import Contrast, Movable, RankBatch, Run, TrainStep
 class TrainSteps(Dataset[TrainStep]):
     """This device's part of each optimizer step, indexed by (epoch, step).
 
-    Every worker and every device computes the same split of the step, without communication.
+    Every worker and every device computes the same split of a step, without communication.
 
     Args:
-        plan: Groups of each step and how the step is split.
+        plan: Decides the groups of each step, and how a step is split.
         sampler: Draws the docs of each group.
         collator: Makes the token batches.
         rank: Number of this device.
         world: Number of devices.
         positives: If given, the groups of a step use each other's docs as negatives.
-        whole_step: Whether steps have `contrast` even without `positives`; each group then ranks its own docs.
+        whole_step: Whether steps have `contrast` even without `positives`; then each group ranks its own docs.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TrainSteps(Dataset[TrainStep]):
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.positives, self.whole_step = positives, whole_step
-        self.never_idle = False  # whether a device without groups gets a copy of the smallest one, with share 0
+        self.never_idle = False  # whether a device without groups gets a copy of the smallest group, with share 0
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -75,7 +75,7 @@ class TrainSteps(Dataset[TrainStep]):
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)
 
     def contrast(self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray) -> Contrast | None:
-        """Return which docs of a step each of its groups ranks; None if the training scores each group by itself.
+        """Return which docs of a step each of its groups ranks; None if the training scores each group alone.
 
         Args:
             query_rows: Rows of the groups' queries [groups].
@@ -101,15 +101,16 @@ class TrainSteps(Dataset[TrainStep]):
 
 
 class StepLoader:
-    """Training steps in order; can resume in the middle of an epoch.
+    """Loader of training steps in order, which can resume in the middle of an epoch.
 
-    `done` counts the steps that this process has yielded, without those that workers have prefetched. The length is
-    that of the whole epoch. Lightning saves and loads the loader's state, and calls `set_epoch` on `.sampler` after
-    `iter()`, so `__iter__` must be lazy.
+    `done` is the number of steps that this process has yielded, without the steps that workers have prefetched. The
+    length is the number of steps of the whole epoch. Lightning saves and loads the loader's state. Lightning also calls
+    `set_epoch` on `.sampler` after `iter()`, so `__iter__` must be lazy.
 
     Args:
         steps: The steps.
-        workers: Worker processes that prefetch steps; 0 collates in this process. The data does not depend on it.
+        workers: Number of worker processes that prefetch steps; 0: this process collates. The data is the same for any
+            number.
         pin_memory: Whether to copy batches into page-locked memory.
     """
 
@@ -123,7 +124,7 @@ class StepLoader:
         return len(self.steps.plan)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch; does nothing if it is the current one, so that a resumed epoch continues."""
+        """Start an epoch; do nothing if the epoch is the current one, so that a resumed epoch continues."""
         if epoch != self.epoch:
             self.epoch, self.done = epoch, 0
 
@@ -147,19 +148,19 @@ class StepLoader:
 
     @cached_property
     def _source(self) -> dict[str, int | str]:
-        """Identity of the training data; the same for any number of devices and any token budget."""
+        """Return the identity of the training data; it is the same for any number of devices and any token budget."""
         return {"seed": self.steps.plan.seed, "steps": len(self), "data": self.steps.identity()}
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the position in the training data, and the data's identity; the same on every device."""
+        """Return the position in the training data and the data's identity; both are the same on every device."""
         return {"epoch": self.epoch, "done": self.done, **self._source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the position of a saved state.
 
         Raises:
-            CheckpointError: The state was saved with another seed, number of steps or data, so that the rest of its
-                epoch is not available.
+            CheckpointError: The state has another seed, another number of steps or other data, so the rest of its epoch
+                is not available.
         """
         names = {"seed": "seed", "steps": "steps an epoch", "data": "a fingerprint of queries, docs and candidates"}
         differences = [
@@ -181,7 +182,7 @@ class ScoreBatch(Movable):
 
     Args:
         batch: Token batches of the candidates.
-        slots: Index of each real doc of `batch` among all candidates, int64 [docs]; -1: its score is ignored.
+        slots: Index of each real doc of `batch` among all candidates, int64 [docs]; -1: the doc's score is ignored.
     """
 
     batch: RankBatch
@@ -189,7 +190,7 @@ class ScoreBatch(Movable):
 
 
 class ScoreBatches(Dataset[ScoreBatch]):
-    """A collection's candidates in batches under a token budget, this device's share of the batches.
+    """This device's batches of a collection's candidates, within a token budget.
 
     Over all devices, each candidate is in exactly one batch.
 
@@ -200,7 +201,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         max_tokens: Token budget of a batch.
         rank: Number of this device.
         world: Number of devices.
-        order: Seed of a random order of each query's candidates, for a model of lists; None: the order of the
+        order: Seed of a random order of each query's candidates, for a listwise model; None: the order of the
             candidates.
     """
 
@@ -226,20 +227,20 @@ class ScoreBatches(Dataset[ScoreBatch]):
         else:
             batches = self._pair_batches() if collator.reads == "pairs" else self._query_batches()
         mine = batches[rank::world]
-        # A device without a batch would skip the evaluation loop while the others wait for it in collective calls. It
-        # scores a copy of the first batch, and the scores are ignored.
+        # Without a batch, this device would skip the evaluation loop, while other devices wait in collective calls. So
+        # this device scores a copy of the first batch, and these scores are ignored.
         self.stand_in = not mine and bool(batches)
         self.batches = mine or batches[:1]
 
     def _pair_batches(self) -> list[np.ndarray]:
-        """Batches of pairs, sorted by length to keep padding small, or query by query."""
+        """Return batches of pairs: query by query, or sorted by length to keep padding small."""
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = self.collator.doc_sizes(self.collator.doc_lengths(self.doc_rows, query_lengths), query_lengths)
         order = np.arange(len(sizes)) if self.collator.by_query else np.argsort(-sizes, kind="stable")
         return fill(order, sizes[order], self.max_tokens)
 
     def _query_batches(self) -> list[np.ndarray]:
-        """Batches of whole queries in order while they fit; the docs of a large query fill several batches."""
+        """Return batches of whole queries in order; a query over the budget fills several batches."""
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = self.collator.doc_sizes(self.collator.doc_lengths(self.doc_rows, query_lengths), query_lengths)
         first = np.zeros(self.num_slots, dtype=np.int64)
@@ -248,7 +249,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         return fill(np.arange(self.num_slots), sizes + first, self.max_tokens)
 
     def _list_batches(self) -> list[np.ndarray]:
-        """Batches of whole queries in order; a query over the budget is a batch by itself."""
+        """Return batches of whole queries in order; a query over the budget is a batch of its own."""
         counts = np.diff(self.candidates.offsets)
         lists = np.flatnonzero(counts)
         if not len(lists):
@@ -287,7 +288,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         return ScoreBatch(batch, torch.from_numpy(np.full_like(slots, -1) if self.stand_in else slots.copy()))
 
     def run(self, scores: np.ndarray) -> Run:
-        """Return the run with these scores, one for each candidate, float32 [candidates]."""
+        """Return the run of the candidates with these scores, float32 [candidates]."""
         ids, offsets = self.candidates.doc_ids, self.candidates.offsets
         return {
             query_id: dict(

@@ -1,4 +1,4 @@
-"""Docs that are longer by an expansion: words or queries that another program generated for them."""
+"""Append expansions to docs: words or queries that another program has generated for each doc."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ranker.errors import DataError
 
 
 class ExpandedDocs:
-    """Docs with a text appended to each that has one.
+    """Docs with an expansion appended to the text of each doc that has one.
 
     Args:
         docs: The docs.
-        expansions: Text by doc id.
+        expansions: Doc id -> expansion.
     """
 
     def __init__(self, docs: Docs, expansions: Mapping[str, str]) -> None:
@@ -49,10 +49,10 @@ def expanded(splits: Splits, path: Path | None) -> Splits:
 
     Args:
         splits: The splits of a source.
-        path: The file; None: docs stay as they are.
+        path: The file; None: docs do not change.
 
     Raises:
-        DataError: The file can't be read, or has no doc of a collection.
+        DataError: The file can't be read, or has no id of a collection's doc.
     """
     if path is None:
         return splits

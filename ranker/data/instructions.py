@@ -1,4 +1,4 @@
-"""Queries with individual instructions: the token store holds the instruction and the query as one text."""
+"""Queries with individual instructions: the token store has instruction and query as one text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BUDGET = 64  # largest number of tokens of an instruction; the rest is cut off
 
 @dataclass(frozen=True)
 class Instructed:
-    """Joins instruction and query for the token store: `instruction + between + query`.
+    """Joins instruction and query into one text for the token store: `instruction + between + query`.
 
     Args:
-        between: The text between both in the prompt's template.
+        between: The text between instruction and query in the prompt's template.
     """
 
     between: str
 
     def extra_tokens(self, tokenizer: Any) -> int:
-        """Return how many tokens the stored text may have in addition to those of the query."""
+        """Return how many tokens the stored text may have besides the query's own tokens."""
         # + 1: the tokenizer may split `between` into more tokens next to other texts
         return BUDGET + len(_ids(tokenizer, self.between)) + 1
 
@@ -41,13 +41,13 @@ class Instructed:
 
 
 def refuse_instructions(sets: Mapping[str, Collection]) -> None:
-    """Refuse sets whose queries have instructions; the caller puts no instructions into prompts.
+    """Refuse sets whose queries have instructions, for a caller that puts no instructions into prompts.
 
     Args:
         sets: The sets by name.
 
     Raises:
-        ConfigError: A set has such queries.
+        ConfigError: A set has queries with instructions.
     """
     for name, collection in sets.items():
         if collection.instructions is not None:
@@ -68,7 +68,7 @@ def joined(instruction: str, query: str) -> str:
 
 
 class Half(Mapping[str, str]):
-    """Mapping query_id -> instruction, or query_id -> query, read from texts that `joined` made.
+    """A mapping query_id -> instruction or query_id -> query, over texts of `joined`.
 
     Args:
         texts: query_id -> text of `joined`.
@@ -108,10 +108,10 @@ def opened(template: str | None, key: str) -> tuple[str, str]:
 
     Args:
         template: A template with `{instruction}` before `{query}`.
-        key: Its key of the `model` node, for the error message.
+        key: Key of the template in the `model` node, for the error message.
 
     Raises:
-        ConfigError: It has no `{instruction}` before `{query}`, or another field is between them.
+        ConfigError: The template has no `{instruction}` before `{query}`, or has another field between the two.
 
     >>> opened("Task: {instruction} Q: {query} D: {doc}", "prompt")
     ('Task: {query} D: {doc}', ' Q: ')

@@ -1,4 +1,4 @@
-"""Read one set of ir_datasets: docs, training triples, qrels and candidates; one process at a time builds caches."""
+"""Read a set of ir_datasets: docs, training triples, qrels, candidates. Only one process at a time builds caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class IrDatasetsDocs:
     """Docs of an ir_datasets id, read from ir_datasets' on-disk store on access.
 
-    Title and text together are the default text of ir_datasets, unchanged.
+    Title and text together are the unchanged default text of ir_datasets.
 
     Args:
         dataset_id: Id of the corpus.
@@ -53,13 +53,13 @@ class IrDatasetsDocs:
         self._built_store: Any = None
         store = self._store()
         if store is not None and not _is_whole(store):
-            log.warning("ir_datasets %s: the doc store was left unfinished; it is built anew", dataset_id)
+            log.warning("ir_datasets %s: the doc store is unfinished and is built anew", dataset_id)
             store.clear_cache()
-        self._length = int(store.count())  # builds the store if necessary
+        self._length = int(store.count())  # this call builds the store if necessary
         self.fingerprint = self._fingerprint()
 
     def _store(self) -> Any:
-        # A store has a file position: forked workers that shared it would read from wrong positions
+        # A store has a file position: forked workers that share one store would read from wrong positions
         if self._process_id != os.getpid():
             self._built_store, self._process_id = load_dataset(self.dataset_id).docs_store(), os.getpid()
         return self._built_store
@@ -91,7 +91,7 @@ class IrDatasetsDocs:
 
     def __getitem__(self, doc_id: str) -> Doc:
         record = self._store().get(doc_id)
-        if record.doc_id != doc_id:  # the store's index cuts an id to the length of its longest one
+        if record.doc_id != doc_id:  # the store's index cuts an id to the length of its longest id
             raise KeyError(doc_id)
         return _doc(record)
 
@@ -102,21 +102,22 @@ class IrDatasetsDocs:
             return False
 
     def known(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids, UTF-8 in a bytes array [ids], are those of docs, bool [ids]."""
+        """Return which ids, UTF-8 in a bytes array [ids], belong to docs, bool [ids]."""
         lookup = getattr(self._store(), "lookup", None)
         words = [doc_id.decode() for doc_id in ids]
         if lookup is None or not words:
             return np.array([word in self for word in words], dtype=bool)
         index = lookup.idx()
         found = np.array(index[words]) >= 0
-        return found & (np.char.str_len(ids) <= index.keylen)  # it cuts longer ids
+        return found & (np.char.str_len(ids) <= index.keylen)  # the index cuts longer ids
 
 
 def docs_of(dataset_id: str) -> IrDatasetsDocs | TsvDocs:
     """Return the docs of a corpus.
 
-    Lines of id and text, such as MS MARCO's passages, are read from ir_datasets' text file. Its store of them would
-    take as much disk again, and its index of 8.8 million ids some 4 GB of memory while it is built (a dictionary).
+    If the corpus is a file of lines with id and text, as MS MARCO's passages are, docs are read from this file. The
+    store of ir_datasets would take the same disk space again, and the construction of its index of 8.8 million ids some
+    4 GB of memory.
 
     Args:
         dataset_id: Id of the corpus.
@@ -126,7 +127,7 @@ def docs_of(dataset_id: str) -> IrDatasetsDocs | TsvDocs:
         return IrDatasetsDocs(dataset_id)
     try:
         return TsvDocs(path)
-    except DataError as error:  # such as blank lines, which ir_datasets skips
+    except DataError as error:  # for example blank lines, which ir_datasets skips
         log.info(
             "ir_datasets %s: read through ir_datasets' store, since its text file is not plain: %s", dataset_id, error
         )
@@ -134,7 +135,7 @@ def docs_of(dataset_id: str) -> IrDatasetsDocs | TsvDocs:
 
 
 def _text_file(dataset: Any) -> Path | None:
-    """Return the file of lines of id and text that has a set's docs, after its download; None: it has another form."""
+    """Download a set's docs, and return their file if its lines have id and text; None if the file has another form."""
     from ir_datasets.formats import GenericDoc
     from ir_datasets.formats import TsvDocs as Handler
 
@@ -146,13 +147,13 @@ def _text_file(dataset: Any) -> Path | None:
         return None
     path = Path(handler.docs_path(force=True))
     first = next(iter(handler.docs_iter()), None)
-    with path.open("rb") as file:  # whether the file has no header, and is not packed
+    with path.open("rb") as file:  # compare the first line: the file may have a header or be packed
         same = first is not None and file.readline().rstrip(b"\n") == f"{first.doc_id}\t{first.text}".encode()
     return path if same else None
 
 
 def _is_whole(store: Any) -> bool:
-    """Return whether a built store has its index, which is written last: a process may be killed before."""
+    """Return whether a store has its index, which is written last; a store of a killed process may have no index."""
     try:
         return not hasattr(store, "lookup") or not store.built() or len(store.lookup.idx()) > 0
     except OSError:
@@ -162,7 +163,7 @@ def _is_whole(store: Any) -> bool:
 def _doc(record: Any) -> Doc:
     title = getattr(record, "title", None) or ""
     text = record.default_text()
-    # For nearly all classes with a title the default text is "title text"; the text is what follows the title
+    # The default text of nearly all classes with a title is "title text"; the doc's text is the part after the title
     if title and text.startswith(f"{title} "):
         return Doc(record.doc_id, text[len(title) + 1 :], title)
     return Doc(record.doc_id, text.removeprefix(" ") if hasattr(record, "title") else text)
@@ -176,16 +177,16 @@ def load_dataset(dataset_id: str) -> Any:
     """Return the ir_datasets object of an id.
 
     Raises:
-        DataError: The id is unknown; the message names similar ones.
+        DataError: The id is unknown; the message names similar ids.
     """
-    import ir_datasets  # slow, and reads IR_DATASETS_HOME when imported
+    import ir_datasets  # imported here, because it is slow and reads IR_DATASETS_HOME at import
 
     try:
         return ir_datasets.load(dataset_id)
     except KeyError as error:
         near = difflib.get_close_matches(dataset_id, list(ir_datasets.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see https://ir-datasets.com for all ids"
-        raise DataError(f"ir_datasets: expected an id that it knows, got {dataset_id!r}; {hint}") from error
+        raise DataError(f"ir_datasets: expected an id that ir_datasets knows, got {dataset_id!r}; {hint}") from error
 
 
 @contextmanager
@@ -196,7 +197,7 @@ def alone() -> Iterator[None]:
     home = ir_datasets.util.home_path()
     with _reachable_servers():
         if not os.access(home, os.W_OK):
-            yield  # nothing can be built in a read-only folder
+            yield  # in a read-only folder nothing can be built
             return
         with FileLock(home / "ranker.lock"):
             yield
@@ -204,7 +205,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _reachable_servers() -> Iterator[None]:
-    """Fail at once for servers that can't be reached; ir_datasets would retry for minutes."""
+    """Fail at once if a server can't be reached; ir_datasets would retry for minutes."""
     from ir_datasets.util import RequestsDownload
 
     stream = RequestsDownload.stream
@@ -251,7 +252,7 @@ class DocPairs:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the triples; ir_datasets checks the hash of the file that belongs to an id."""
+        """Identity of the triples: the id is enough, because ir_datasets checks the hash of the id's file."""
         return f"ir_datasets {self.dataset_id}, first {self.max_triples}"
 
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
@@ -261,8 +262,8 @@ class DocPairs:
     def id_arrays(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]] | None:
         """Return the triples' ids in blocks, UTF-8 in three bytes arrays [triples of the block].
 
-        Reading them takes a tenth of the time of an iteration over single triples. None: their file has another form
-        than lines of three ids.
+        Reading blocks takes a tenth of the time of reading single triples. The result is None if the lines of the file
+        are not three ids.
         """
         from ir_datasets.formats import GenericDocPair, TsvDocPairs
 
@@ -279,7 +280,7 @@ class DocPairs:
                 bounds = field_bounds(block, 3)
                 if bounds is None:
                     raise DataError(
-                        f"{path}: expected lines of three ids with one tab between two, got others after line "
+                        f"{path}: expected lines of three ids with a tab between two ids, got another line after line "
                         f"{line - 1}; download it again"
                     )
                 starts, ends = (part[:left] for part in bounds)
@@ -297,7 +298,7 @@ class DocPairs:
 def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
     """Read qrels.
 
-    A repeated pair must have the same grade (PC-08). In sets with subtopics the best grade of a pair is used.
+    A repeated pair must have the same grade (PC-08). In sets with subtopics, the best grade of a pair is used.
 
     Args:
         dataset: Object of ir_datasets.
@@ -330,7 +331,7 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
 
 
 def _reverse_cranfield_grades(qrels: Qrels) -> Qrels:
-    """Reverse Cranfield's grades: in the archive 1 is the best and 4 the lowest; -1 is kept, and is not relevant."""
+    """Reverse Cranfield's grades: 1 is its best and 4 its lowest grade; -1 (not relevant) does not change."""
     log.info(
         "cranfield: grades run backwards in the data (1 is best): 1, 2, 3, 4 are read as 4, 3, 2, 1; -1 stays as it "
         "is, not relevant"
@@ -344,7 +345,7 @@ def _reverse_cranfield_grades(qrels: Qrels) -> Qrels:
 def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> Candidates:
     """Read a set's own candidates, in trec_eval's order.
 
-    Doc ids are held as numbers until the end, since MS MARCO's training set has 478 million candidates.
+    To save memory, doc ids are stored as numbers until the end: MS MARCO's training set has 478 million candidates.
 
     Args:
         dataset: Object of ir_datasets.
@@ -352,7 +353,7 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
         wanted: The queries whose candidates are read.
     """
     numbers: dict[str, int] = {}
-    columns = {query_id: (array("i"), array("d")) for query_id in wanted}  # float64: rounded scores may tie
+    columns = {query_id: (array("i"), array("d")) for query_id in wanted}  # float64, because rounded scores may tie
     for scored in dataset.scoreddocs_iter():
         if scored.query_id in columns:
             docs, scores = columns[scored.query_id]

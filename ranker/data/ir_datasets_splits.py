@@ -1,4 +1,4 @@
-"""Make splits of ir_datasets ids: training, validation and test sets with their candidates and names."""
+"""Make training, validation and test sets, with candidates and names, from ids of ir_datasets."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from ranker.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-# Parts of an id that name a split and not the data
+# Parts of an id that name a split of the data
 _SPLIT_WORDS = frozenset({"train", "dev", "val", "valid", "validation", "test", "eval", "judged", "small", "queries"})
 _TREC_DL_PASSAGES = re.compile(r"msmarco-passage(-v2)?/trec-dl-")
 
 
 def set_names(dataset_ids: Iterable[str]) -> dict[str, str]:
-    """Name each set by the last part of its id that is no split name; if two names are equal, use longer parts for all.
+    """Name each set by the last part of its id that is not a split name; if two names are equal, use longer names.
 
     >>> set_names(["beir/scifact/test", "msmarco-passage/trec-dl-2019/judged"])
     {'beir/scifact/test': 'scifact', 'msmarco-passage/trec-dl-2019/judged': 'trec-dl-2019'}
@@ -69,7 +69,7 @@ def _run_file(where: str, dataset_id: str) -> Path:
 
 @dataclass
 class SplitReader:
-    """Make splits of ir_datasets ids.
+    """Makes the splits from ids of ir_datasets.
 
     Args:
         train: Id to train on, or None.
@@ -77,12 +77,12 @@ class SplitReader:
         test: Id or ids to test on.
         train_candidates: Source of the training docs: `docpairs` (triples of the data set), `scoreddocs`, `bm25`
             (computed) or the path of a run file. None: the first of docpairs, scoreddocs and bm25 that is available.
-        candidates: Docs to re-rank in validation and tests: `scoreddocs` or `bm25`; or a mapping of ids to one of these
-            or to a run file. None: scoreddocs if the data set has them, else bm25.
-        relevance: Smallest grade that counts as relevant, for all sets or by id. None: 2 for TREC DL passage sets, 1
-            for others.
-        val_queries: Number of judged queries to validate on, chosen by hash. None: all of `val`, or a tenth of train if
-            `val` is None.
+        candidates: Docs to re-rank in validation and tests: `scoreddocs` or `bm25`, or a mapping from ids to one of
+            these two or to a run file. None: scoreddocs if the data set has scoreddocs, else bm25.
+        relevance: Smallest grade that counts as relevant, for all sets or by id. None: 2 for TREC DL passage sets, else
+            1.
+        val_queries: Number of judged queries to validate on, chosen by hash. None: all queries of `val`, or a tenth of
+            train if `val` is None.
         max_triples: Number of docpairs to read, from the first; None: all.
         split_seed: Seed of the hash.
     """
@@ -135,7 +135,7 @@ class SplitReader:
                 _run_file(where, dataset_id)
 
     def read(self) -> Splits:
-        """Read all sets; one process at a time, so that the first builds caches and the others use them.
+        """Read all sets, in one process at a time, so that the first process builds caches for the other processes.
 
         Raises:
             DataError: An id is unknown, a set can't be read or lacks data that its use requires, or two sets share a
@@ -184,7 +184,7 @@ class SplitReader:
                     "scoreddocs, bm25 or a run file"
                 )
             triples = DocPairs(dataset_id, self.max_triples)
-            with readable(dataset_id):  # reads one triple, since this may download and only one process is here
+            with readable(dataset_id):  # read one triple now: this may download, and only one process is here
                 if next(iter(triples), None) is None:
                     raise DataError(
                         f"ir_datasets {dataset_id}: expected docpairs, got none; set data.max_triples higher or to null"
@@ -197,7 +197,7 @@ class SplitReader:
         return self._with_candidates(take_queries(collection, collection.qrels, "train"), dataset_id, where)
 
     def _with_candidates(self, collection: Collection, dataset_id: str, where: str) -> Collection:
-        """Add candidates from `scoreddocs` or a run file; for `bm25` none, since they are computed later."""
+        """Add candidates from `scoreddocs` or a run file; candidates of `bm25` are computed later."""
         if where == "bm25":
             return collection
         if where == "scoreddocs":

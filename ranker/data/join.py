@@ -12,7 +12,7 @@ from ranker.types import RankBatch, TokenBatch
 
 
 def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Concatenate the rows of ragged batches; row ids, keys and windows are kept if all batches have them."""
+    """Concatenate the rows of ragged batches; row ids, keys and windows are joined if all batches have them."""
     if len(batches) == 1:
         return batches[0]
     ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
@@ -38,11 +38,11 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 
 def join_groups(batches: Sequence[RankBatch], share: float) -> RankBatch:
-    """Return one batch with the groups of several batches, which have equally many cells per group.
+    """Return one batch with the groups of several batches, which have the same number of cells per group.
 
     Args:
-        batches: One or more batches of the same kind of scorer, labels [groups, docs] of one width.
-        share: Groups of the result divided by groups of the whole step.
+        batches: One or more batches for the same scorer, with labels [groups, docs] of the same width.
+        share: Number of groups of the result divided by the number of groups of the whole step.
     """
 
     def rows(name: str) -> TokenBatch | None:

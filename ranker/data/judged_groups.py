@@ -1,4 +1,4 @@
-"""Training groups by judgements and candidates: relevant docs from the qrels, negatives from the candidates."""
+"""Make training groups with relevant docs from the qrels and negatives from the candidates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Group:
-    """A query with its relevant docs and its negatives, by id, and their labels."""
+    """A query with the ids of its relevant docs and negatives, and their labels."""
 
     query_id: str
     positive_ids: list[str]
@@ -37,9 +37,9 @@ class _Group:
 class JudgedGroups(PooledGroups):
     """One group per training query: relevant docs from the qrels, negatives from the candidates.
 
-    A doc whose grade reaches `collection.relevance` is never drawn as a negative. Other judged docs may be drawn as
-    negatives; their label (without a teacher) is their grade, or 0 if the grade is negative. A doc with the query's own
-    id or text is never a negative either. No doc is repeated: a group with too few negatives has free cells (row -1).
+    A doc is never drawn as a negative if its grade reaches `collection.relevance`, or if it has the query's own id or
+    text. Other judged docs may be drawn as negatives; without a teacher, their label is their grade, or 0 if the grade
+    is negative. No doc is repeated: a group with too few negatives has empty cells (row -1).
 
     Args:
         collection: Queries, qrels and candidates.
@@ -47,13 +47,14 @@ class JudgedGroups(PooledGroups):
         docs: Token store of the docs.
         options: Size of a group and of its pools.
         negatives: Mined negatives, drawn in place of the candidates.
-        teacher: A teacher's run: only docs that it scores are drawn, and its scores are the labels.
+        teacher: A teacher's run; its scores are the labels, and only docs with a score are drawn.
         prompt_tokens: Number of prompt tokens that the stores hold before each query and before each doc.
 
     Raises:
-        DataError: No query has a relevant doc. Without `random_negatives` there are two more cases: all queries with a
-            relevant doc lack a negative; or one of them has none among its candidates, and neither `negatives` nor
-            `teacher` is given. With `negatives` or `teacher`, queries without negatives are left out instead.
+        DataError: No query has a relevant doc. Without `random_negatives`, there are two more cases. First, no query
+            with a relevant doc has a negative. Second, `negatives` and `teacher` are None, and a query with a relevant
+            doc has no negative among its candidates. With `negatives` or `teacher`, a query without negatives is left
+            out.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class JudgedGroups(PooledGroups):
                 [groups[i].labels(groups[i].negative_ids)[allowed[i]] for i in kept],
             ),
             len(docs),
-            # docs with the queries' own ids, -1 where there is none
+            # docs with the queries' own ids; -1 if there is no such doc
             docs.find(self.query_ids) if options.random_negatives else None,
         )
 
@@ -107,11 +108,11 @@ class JudgedGroups(PooledGroups):
 def _groups_of(
     collection: Collection, options: GroupOptions, negatives: Candidates | None, teacher: Run | None
 ) -> tuple[list[_Group], int]:
-    """Select the docs of each judged query.
+    """Select the relevant docs and negatives of each judged query.
 
     Returns:
-        Groups of the queries that have a relevant doc and a negative (or random negatives); and the number of queries
-        that have a relevant doc but no negative.
+        The groups of queries that have a relevant doc and a negative (or random negatives); and the number of queries
+        with a relevant doc but without a negative.
 
     Raises:
         DataError: A query has no negative among the collection's candidates.
@@ -142,8 +143,8 @@ def _groups_of(
             and doc_id != query_id
         ]
         if not negative_ids and not options.random_negatives:
-            # Leave the query out: mining may find no negative for it, and with a teacher the advice below would not
-            # help, since random docs have no teacher's score.
+            # Leave the query out. Mining may find no negative for a query, and with a teacher the advice of the error
+            # below would not help, because random docs have no teacher's score.
             if negatives is not None or teacher_scores is not None:
                 num_without_negatives += 1
                 continue
@@ -161,7 +162,7 @@ def _grade_label(judged: dict[str, int], doc_id: str) -> float:
 
 
 def _check_number(collection: Collection, num_kept: int, num_without_negatives: int) -> None:
-    """Warn of judged queries that are left out; refuse a training set in which none is left."""
+    """Warn of judged queries that are left out; refuse a training set without any query."""
     num_judged = len(collection.qrels)
     if not num_kept and num_without_negatives:
         raise DataError(
@@ -183,7 +184,7 @@ def _check_number(collection: Collection, num_kept: int, num_without_negatives: 
 
 
 def _rows(store: TokenStore, ids: list[list[str]]) -> list[np.ndarray]:
-    """Store rows of each list of ids, all looked up in one call."""
+    """Return the store rows of each list of ids; one call looks up all ids."""
     flat = store.rows([doc_id for part in ids for doc_id in part])
     return np.split(flat, np.cumsum([len(part) for part in ids])[:-1])
 
@@ -195,7 +196,7 @@ def _has_other_text(
     doc_rows: list[np.ndarray],
     prompt_tokens: tuple[int, int],
 ) -> list[np.ndarray]:
-    """Return which of each group's docs differ from its query in text, one bool [docs] per group."""
+    """Return for each group which of its docs differ from its query in text, bool [docs]."""
     counts = [len(rows) for rows in doc_rows]
     same = same_text(queries, docs, np.repeat(query_rows, counts), np.concatenate(doc_rows), prompt_tokens)
     return np.split(~same, np.cumsum(counts)[:-1])

@@ -1,7 +1,7 @@
-"""Rows that contain a query and several of its docs: how many tokens they have, and how to build them.
+"""Rows with a query and several of its docs: compute their numbers of tokens, and build these rows.
 
 A scorer with `reads = "lists"` gets queries and docs as separate texts without special tokens, and builds its rows on
-the device. This is necessary because at inference the docs of a row may depend on the scores of other rows.
+the device, because at inference the docs of a row may depend on the scores of other rows.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class ListRows(Protocol):
     """Describes the rows that a scorer builds from a query and its docs."""
 
     def tokens(self, query_lengths: np.ndarray, doc_lengths: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the number of tokens of all rows of each list, int64 [lists].
+        """Return for each list the number of tokens of all its rows, int64 [lists].
 
         Args:
             query_lengths: Number of tokens of each query, int64 [lists].
             doc_lengths: Number of tokens of each doc, int64 [lists, docs].
-            mask: True where a list has a doc, bool [lists, docs].
+            mask: True if a list has a doc in this cell, bool [lists, docs].
         """
         ...
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """One row with the query and all docs.
+    """One row per list, with the query and all docs.
 
     Args:
-        queries: How often the row contains the query.
-        per_row: Number of tokens of a row besides the texts and `per_doc`.
+        queries: How often a row contains the query.
+        per_row: Number of further tokens of a row, without the texts and `per_doc`.
         per_doc: Number of additional tokens for each doc.
     """
 
@@ -53,10 +53,10 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class DocPairRows:
-    """A row for each ordered pair of docs, among the first `top` docs of a list.
+    """A row for each ordered pair of docs among the first `top` docs of a list.
 
     Args:
-        per_row: Number of tokens of a row besides query and docs.
+        per_row: Number of further tokens of a row, without query and docs.
         top: Number of docs of a list that are compared with each other.
     """
 
@@ -73,17 +73,17 @@ class DocPairRows:
 
 @dataclass(frozen=True)
 class ListTexts:
-    """The texts of a batch of lists, in one array of tokens, with the start and length of each text.
+    """The texts of a batch of lists in one array of tokens, with the start and length of each text.
 
     Args:
         tokens: Tokens of all queries, then of all docs, then of the literals (see `of`), int64 [tokens], on the device.
         query_starts: Index of each query's first token, int64 [lists].
-        query_lengths: Tokens of each query, int64 [lists].
+        query_lengths: Number of tokens of each query, int64 [lists].
         doc_starts: Index of each doc's first token, int64 [docs].
-        doc_lengths: Tokens of each doc, int64 [docs].
-        counts: Docs of each list, int64 [lists].
+        doc_lengths: Number of tokens of each doc, int64 [docs].
+        counts: Number of docs of each list, int64 [lists].
         literal_starts: Index of the first token of each literal, int64 [literals].
-        literal_lengths: Tokens of each literal, int64 [literals].
+        literal_lengths: Number of tokens of each literal, int64 [literals].
     """
 
     tokens: Tensor
@@ -97,7 +97,7 @@ class ListTexts:
 
     @classmethod
     def of(cls, batch: RankBatch, literals: list[tuple[int, ...]]) -> ListTexts:
-        """Collect the texts of a batch. The CPU waits for the GPU to copy their lengths.
+        """Collect the texts of a batch. The CPU waits for a copy of their lengths from the GPU.
 
         Args:
             batch: A batch with `queries` and `docs`.
@@ -124,11 +124,11 @@ class ListTexts:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Rows, each a sequence of pieces; a piece is a slice of the array of tokens. Pieces are in order, row by row.
+    """Rows that are sequences of pieces. A piece is a slice of the array of tokens. Pieces are in order, row by row.
 
     Args:
         starts: Index of each piece's first token in the array, int64 [pieces].
-        lengths: Tokens of each piece, int64 [pieces].
+        lengths: Number of tokens of each piece, int64 [pieces].
         segments: Segment id of each piece, int64 [pieces].
         counts: Number of pieces of each row, int64 [rows].
     """

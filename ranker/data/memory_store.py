@@ -1,4 +1,4 @@
-"""Tokens of a few texts in memory, for a collator that reads token stores."""
+"""A token store in memory, for a collator over a few texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MemoryStore(TokenStore):
 
     @classmethod
     def joined(cls, stores: Sequence[TokenStore]) -> Self:
-        """Return a store with the rows of several stores, which must have one tokenizer; the rows have no ids."""
+        """Return a store with the rows of several stores of the same tokenizer; the rows have no ids."""
         joined = cls.__new__(cls)
         joined.folder, joined.meta = Path("memory"), {}
         joined.tokens = np.concatenate([store.tokens for store in stores])

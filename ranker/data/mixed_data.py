@@ -1,4 +1,4 @@
-"""The data of a training on several sets, one `RankData` per set: mixed in training, kept apart in evaluation."""
+"""The data of a training on several sets: one `RankData` per set, mixed for training, separate for evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MixedSet:
     Args:
         data: The set's data, with the set's own text limits.
         weight: Factor of the set's share; 0: the set is not trained on.
-        cap: Largest number of groups that count for the shares and for the length of an epoch; None: all.
+        cap: Largest number of the set's groups that count for shares and for the length of an epoch; None: all count.
     """
 
     data: RankData
@@ -56,7 +56,7 @@ def merged(sets: Mapping[str, Splits]) -> Splits:
 
 
 def warn_of_shared_queries(sets: Mapping[str, Splits]) -> None:
-    """Warn of queries that one set trains on and another validates or tests on, compared by their texts."""
+    """Warn of queries that one set trains on and another set validates or tests on; queries are compared by text."""
     held_out: dict[str, set[str]] = {}
     for name, part in sets.items():
         for collection in (part.val, *part.tests.values()):
@@ -69,8 +69,8 @@ def warn_of_shared_queries(sets: Mapping[str, Splits]) -> None:
         for other, count in shared.items():
             if other != name:
                 log.warning(
-                    "data.sets.%s: it trains on %d queries that %s validates or tests on (equal texts), so measures "
-                    "of %s are too high; remove them from one of the two",
+                    "data.sets.%s: this set trains on %d queries that %s validates or tests on (equal texts), so "
+                    "measures of %s are too high; remove them from one of the two",
                     name,
                     count,
                     other,
@@ -79,12 +79,12 @@ def warn_of_shared_queries(sets: Mapping[str, Splits]) -> None:
 
 
 class MixedData(RankData):
-    """Data loaders of several sets. Training steps mix the sets; validation and tests keep them apart.
+    """Data loaders of several sets. Training steps mix the sets; each set is validated and tested alone.
 
     Args:
         sets: Set name -> its data and share.
         options: How the sets are mixed.
-        suite: Validation sets in place of those of the sets.
+        suite: Validation sets that replace those of the sets.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class MixedData(RankData):
         }
 
     def collator(self, collection: Collection) -> Collator:
-        """Return the collator of the set that a collection belongs to; collections of a suite use the first set's."""
+        """Return the collator of a collection's set; a collection of a suite has the first set's collator."""
         owner = self._owners.get(id(collection), next(iter(self.sets.values())).data)
         return owner.collator(collection)
 
     @property
     def val_sets(self) -> dict[str, Collection]:
-        """The validation sets by name: those of the suite, or else that of each set of the mix that has one."""
+        """Return the validation sets by name: those of the suite, or else those of the sets of the mix."""
         if self.splits.suite:
             return self.splits.suite
         found = {name: part.data.splits.val for name, part in self.sets.items()}
@@ -125,7 +125,8 @@ class MixedData(RankData):
             world: Number of devices.
 
         Raises:
-            ConfigError: A set with a weight above 0 has no training queries or too small a share; or no set has one.
+            ConfigError: A set with a weight above 0 has no training queries or too small a share; or no weight is above
+                0.
         """
         trained = {name: part for name, part in self.sets.items() if part.weight > 0}
         if not trained:
@@ -149,7 +150,7 @@ class MixedData(RankData):
         return mixed
 
     def _counts(self, trained: Mapping[str, MixedSet], sizes: Mapping[str, int]) -> list[int]:
-        """Groups of each trained set in an epoch."""
+        """Return the number of groups of each trained set in an epoch."""
         capped = [min(sizes[name], part.cap or sizes[name]) for name, part in trained.items()]
         parts = shares(capped, [part.weight for part in trained.values()], self.options.temperature)
         total = self.options.groups_per_epoch or sum(capped)

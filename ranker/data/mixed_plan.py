@@ -1,4 +1,4 @@
-"""Which groups of which sets are in an optimizer step of a mix; a function of (seed, epoch, step) alone."""
+"""Choose the groups of each optimizer step of a mix, as a function of (seed, epoch, step) alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from ranker.data.shares import spread
 from ranker.data.step_plan import HashedOrder, StepPlan, group_order
 
-_KEPT_ORDERS = 2  # per set: a step may end one pass over a set and begin the next
+_KEPT_ORDERS = 2  # for each set, because a step may end one pass over the set and begin the next pass
 
 
 @dataclass(frozen=True)
 class Part:
-    """Groups of one set in a step.
+    """The groups of one set in a step.
 
     Args:
-        set_index: The set.
-        draw: Number of the pass over the set. It takes the place of the epoch when the docs of these groups are drawn.
+        set_index: Number of the set.
+        draw: Number of the pass over the set, which replaces the epoch when the docs of these groups are drawn.
         groups: Numbers of the groups within the set, int64 [groups].
     """
 
@@ -36,17 +36,18 @@ class MixedPlan:
     or several passes over a small set. The next epoch continues where this one ended.
 
     Args:
-        plans: Number of groups and seed of each set; the size of a step and its token budget are the same in all.
+        plans: The plan of each set, with its number of groups and its seed; all plans have the same size of a step.
         counts: Groups of each set in an epoch.
-        one_set: Whether all groups of a step are of one set; the last step of a set in an epoch may have fewer.
+        one_set: Whether all groups of a step are from one set; then the last step of a set in an epoch may have fewer
+            groups.
     """
 
     def __init__(self, plans: Sequence[StepPlan], counts: Sequence[int], one_set: bool = False) -> None:
         self.plans, self.counts, self.one_set = tuple(plans), tuple(counts), one_set
-        # a micro-batch may hold groups of any set, so the largest budget counts
+        # a micro-batch may have groups of any set, so the largest budget is used
         self.seed, self.micro_batches = plans[0].seed, max(plans, key=lambda plan: plan.max_tokens).micro_batches
         self.groups_per_step = plans[0].groups_per_step
-        # if each step has groups of one set only: number of steps of each set in an epoch
+        # for steps with groups of one set: number of steps of each set in an epoch
         self._set_steps = [-(-count // self.groups_per_step) for count in counts]
         self._orders: dict[int, dict[int, np.ndarray | HashedOrder]] = {}
 
@@ -54,7 +55,7 @@ class MixedPlan:
         return sum(self._set_steps) if self.one_set else -(-sum(self.counts) // self.groups_per_step)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Return the range (first, end) of each set's groups in the epoch that step `index` takes."""
+        """Return for each set the range (first, end) of its groups of the epoch that are in step `index`."""
         size = self.groups_per_step
         if self.one_set:
             before, after = spread(self._set_steps, index), spread(self._set_steps, index + 1)
@@ -67,7 +68,7 @@ class MixedPlan:
         return list(zip(*ends, strict=True))
 
     def parts(self, epoch: int, index: int) -> list[Part]:
-        """Return the groups of a step, set by set; the same on every device."""
+        """Return the groups of a step, set by set. The result is the same on every device."""
         return [
             part
             for i, (start, end) in enumerate(self.ranges(index))
@@ -76,7 +77,7 @@ class MixedPlan:
         ]
 
     def _taken(self, set_index: int, start: int, end: int) -> list[Part]:
-        """The groups `start` to `end` of a set's stream, one part per pass."""
+        """Return the groups `start` to `end` of a set's stream, with a part for each pass."""
         size, parts = self.plans[set_index].num_groups, []
         while start < end:
             number, first = divmod(start, size)
@@ -86,7 +87,7 @@ class MixedPlan:
         return parts
 
     def _order(self, set_index: int, number: int) -> np.ndarray | HashedOrder:
-        """The order of a pass over a set."""
+        """Return the order of the groups in a pass over a set."""
         orders = self._orders.setdefault(set_index, {})
         if number not in orders:
             for old in sorted(orders)[: len(orders) + 1 - _KEPT_ORDERS]:

@@ -1,4 +1,4 @@
-"""The training steps of a mix of several sets, each with its own stores, text limits and draws."""
+"""The training steps of a mix of several sets; each set has its own stores, text limits and draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranker.types import RankBatch, TrainStep
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The groups of one set in a step: rows of its stores, and labels."""
+    """The groups of one set in a step: rows of the set's stores, and labels."""
 
     set_index: int
     collator: Collator
@@ -30,12 +30,12 @@ class _Drawn:
 class MixedSteps(Dataset[TrainStep]):
     """This device's part of each optimizer step, indexed by (epoch, step).
 
-    The groups of a step are in the order of the sets. All sets have the same number of cells per group; a set whose
-    groups have fewer docs leaves the last ones empty.
+    The groups of a step are in the order of the sets. All sets have the same number of cells per group; if the groups
+    of a set have fewer docs, their last cells are empty.
 
     Args:
         plan: Groups of each step.
-        sets: Set name -> the steps that the set would have alone, in the order of the plan's sets.
+        sets: Set name -> the steps of a training on this set alone, in the order of the plan's sets.
     """
 
     def __init__(self, plan: MixedPlan, sets: Mapping[str, TrainSteps]) -> None:
@@ -65,11 +65,11 @@ class MixedSteps(Dataset[TrainStep]):
         steps = self._parts[drawn[0].set_index]
         if steps.positives is None and not steps.whole_step:
             return step
-        (only,) = drawn  # `batches` is one_set
+        (only,) = drawn  # with batches=one_set
         return replace(step, contrast=steps.contrast(only.query_rows, only.doc_rows, only.labels))
 
     def _draw(self, epoch: int, index: int) -> list[_Drawn]:
-        """The groups of a step, one entry per set."""
+        """Return the groups of a step, with an entry for each set."""
         found: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         for part in self.plan.parts(epoch, index):
             sampler = self._parts[part.set_index].sampler
@@ -125,6 +125,6 @@ class MixedSteps(Dataset[TrainStep]):
 
 
 def _widened(values: np.ndarray, width: int, filling: float) -> np.ndarray:
-    """Return `values` [groups, docs] with further columns up to `width`."""
+    """Return `values` [groups, docs], filled up to `width` columns with `filling`."""
     lacking = width - values.shape[1]
     return values if not lacking else np.pad(values, ((0, 0), (0, lacking)), constant_values=filling)

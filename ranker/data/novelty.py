@@ -1,4 +1,4 @@
-"""Labels for novelty: a doc gets label 0 if it repeats a doc of its group with a higher label."""
+"""Labels for novelty: a doc that repeats a doc of its group with a higher label gets label 0."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ranker.data.token_store import TokenStore
 
 
 class NovelGroups:
-    """Groups of another sampler, with label 0 for docs that repeat a doc of the group with a higher label.
+    """The groups of another sampler, with label 0 for docs that repeat a doc of the group with a higher label.
 
-    Relevant docs are compared in descending order of their labels; docs with equal labels, in the order of the group. A
-    doc repeats an earlier one if the Jaccard similarity of their token sets is at least `threshold`. The earlier doc
-    keeps its label. Bernstein and Zobel (2005, doi:10.1145/1099554.1099733) judge duplicates as not relevant in the
-    same way.
+    Relevant docs are compared in descending order of their labels; docs with equal labels are in the order of the
+    group. A doc repeats an earlier doc if the Jaccard similarity of their token sets is at least `threshold`. The
+    earlier doc keeps its label. In the same way, Bernstein and Zobel (2005, doi:10.1145/1099554.1099733) judge
+    duplicates as not relevant.
 
     Args:
         sampler: Draws the groups.
@@ -36,7 +36,7 @@ class NovelGroups:
         return rows, np.stack([self._novel(*group) for group in zip(rows, labels, strict=True)])
 
     def fingerprint(self) -> str:
-        """Return a string that changes whenever the groups or the threshold do."""
+        """Return a string that changes whenever the groups or the threshold change."""
         return f"{self.sampler.fingerprint()} novelty {self.threshold!r}"
 
     def _novel(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Options of training data: sizes of batches, and the sources of the docs and labels of training groups."""
+"""Options of training data: sizes of batches, and sources of the docs and labels of training groups."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ class BatchOptions:
     """Sizes of optimizer steps and micro-batches.
 
     Args:
-        queries: Query groups per optimizer step, over all devices.
-        docs: Docs per group.
+        queries: Number of query groups per optimizer step, over all devices.
+        docs: Number of docs per group.
         max_tokens: Token budget of a micro-batch on one device.
         eval_max_tokens: Token budget of a scoring batch; None: `max_tokens`.
-        positives: Relevant docs per group.
+        positives: Number of relevant docs per group.
         depth: Negatives are drawn from this many top candidates.
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
-        workers: Worker processes that prefetch batches.
-        grows: Whether a training raises `max_tokens` to the tokens of the largest group if that group does not fit.
-        novelty: A doc that is at least this similar to a better doc of its group gets label 0 (`NovelGroups`); None:
-            labels stay.
+        workers: Number of worker processes that prefetch batches.
+        grows: Whether a training raises `max_tokens` if the largest group does not fit.
+        novelty: Smallest similarity to a better doc of its group with which a doc gets label 0 (`NovelGroups`); None:
+            labels do not change.
     """
 
     queries: int = 32
@@ -38,14 +38,14 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class TrainDocs:
-    """Sources of docs and labels for training groups that replace or extend the collection's candidates and judgements.
+    """Sources of docs and labels of training groups, which replace or extend the candidates and judgements.
 
     Args:
         negatives: Path of a run of mined negatives, drawn in place of the candidates; None: the candidates.
         teacher: Path of a teacher's run whose scores are the labels; None: the judgements.
-        random_negatives: Fill groups that have too few negatives with random docs of the corpus.
+        random_negatives: Whether groups with too few negatives are filled with random docs of the corpus.
         in_batch: Whether a step's groups use each other's docs as negatives (`TrainStep.contrast`).
-        whole_step: Whether steps have `contrast` even without these negatives, for a loss over all texts of a step.
+        whole_step: Whether steps have `contrast` even if `in_batch` is false, for a loss over all texts of a step.
     """
 
     negatives: str | Path | None = None

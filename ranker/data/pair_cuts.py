@@ -1,4 +1,4 @@
-"""Find pairs that other programs truncate differently: they shorten the longer text of a pair first."""
+"""Find the pairs that other programs truncate differently, because they shorten the longer text of a pair first."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CHECKED_GROUPS = 100_000
 def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
     """Return which pairs the exported tokenizer's strategy `longest_first` truncates differently, bool [pairs].
 
-    The collator shortens only the doc to fit the pair's limit; besides, each text has its own limit. Those
-    programs truncate a pair in the same way if
+    The collator shortens only the doc to fit the pair's limit; besides, each text has its own limit. With
+    `longest_first`, a pair is truncated in the same way if all three conditions hold:
 
     - the query has fewer than `max_query_tokens` tokens,
     - the pair fits whole, or the query takes at most half of the room for texts, and
-    - the doc has fewer than `max_doc_tokens` tokens, or the pair's limit leaves no room for more.
+    - the doc has fewer than `max_doc_tokens` tokens, or the pair's limit has no room for more tokens.
 
-    The store cuts long texts. So a text that has as many tokens as the store keeps may have been longer, and is counted
-    as longer.
+    The store cuts long texts. So a text with the store's largest number of tokens may have been longer, and counts as
+    longer.
 
     Args:
         collator: Collator of a scorer that reads pairs.
@@ -43,7 +43,7 @@ def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarr
 
 
 def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
-    """Return whether `longest_first` truncates texts of these lengths [pairs] to other lengths, bool [pairs]."""
+    """Return for which pairs of these lengths [pairs] `longest_first` gives other lengths, bool [pairs]."""
     room = collator.max_pair_tokens - collator.pair.num_special
     kept_queries = np.minimum(queries, collator.max_query_tokens)
     kept_docs = np.minimum(np.minimum(docs, collator.max_doc_tokens), room - kept_queries)
@@ -56,11 +56,10 @@ def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) ->
 
 
 def warn_of_other_cuts(steps: TrainSteps | MixedSteps, where: str = "model/") -> None:
-    """Warn if other programs truncate some pairs of the first epoch differently; the warning has their number.
+    """Warn of the number of pairs of the first epoch that other programs truncate differently.
 
     Args:
-        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked, of each set
-            of a mix.
+        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups of each set are checked.
         where: Start of the warning.
     """
     if isinstance(steps, MixedSteps):

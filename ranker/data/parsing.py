@@ -1,4 +1,4 @@
-"""Rules for ids, grades, scores and JSON lines, shared by all readers and writers of text files."""
+"""Rules for ids, grades, scores and JSON lines, for all readers and writers of text files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from ranker.errors import DataError
 
-MAX_ID_BYTES = 1024  # arrays of ids are as wide as the longest id: one id of megabytes would cost gigabytes
-MAX_GRADE = 10_000  # the time of trec_eval's nDCG is quadratic in the largest grade
+MAX_ID_BYTES = 1024  # arrays of ids are as wide as the longest id, so one id of megabytes would take gigabytes
+MAX_GRADE = 10_000  # because the time of trec_eval's nDCG is quadratic in the largest grade
 _MAX_FLOAT32 = 3.4028235677973366e38  # numbers of smaller magnitude round to a finite float32
-_ASCII_SPACE = re.compile(r"[ \t\n\v\f\r]")  # trec_eval splits at these; U+00A0, U+0085 and others may be part of an id
+_ASCII_SPACE = re.compile(r"[ \t\n\v\f\r]")  # trec_eval splits here; other white space may be part of an id
 
 
 def shown(value: Any) -> str:
@@ -39,7 +39,7 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
         what: Description of the id in the message.
 
     Raises:
-        DataError: Empty, with ASCII white space or a NUL character, or longer than `MAX_ID_BYTES` in UTF-8.
+        DataError: The id is empty, has ASCII white space or a NUL character, or is longer than `MAX_ID_BYTES` in UTF-8.
 
     >>> check_id("no\u00a0break", "queries.tsv:1")
     """
@@ -98,7 +98,7 @@ def read_score(text: str | bytes, where: str, single: bool = False) -> float:
     Args:
         text: The number.
         where: Start of the message: file and line.
-        single: Whether the number must be finite in single precision too, which training uses for labels and scores.
+        single: Whether the number must also be finite in single precision, which training uses for labels and scores.
 
     Raises:
         DataError: The text is no such number.
@@ -129,7 +129,7 @@ def parse_json(line: str, where: str) -> Any:
     """Parse one line of JSON.
 
     Raises:
-        DataError: The line is no JSON, or it nests deeper than Python's parser allows.
+        DataError: The line is not JSON, or has deeper nesting than Python's parser allows.
     """
     try:
         return json.loads(line)

@@ -1,6 +1,6 @@
-"""Queries that are docs of the collection (ArguAna, Quora): a query's own doc is left out of rankings and negatives.
+"""Queries that are docs of the collection (ArguAna, Quora).
 
-If such docs are not left out, a warning reports them.
+A query's own doc is left out of rankings and negatives. If such docs are not left out, a warning is logged.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 MODES = ("auto", True, False)
 CHECKED_QUERIES, CHECKED_DOCS = 2000, 5  # numbers of queries and of top docs per query that are compared by text
-ALIKE = 0.5  # a query and a doc with one id count as equal if the Jaccard similarity of their words is at least this
+ALIKE = 0.5  # a query and a doc with the same id count as equal from this Jaccard similarity of their words on
 
-# Collections of ir_datasets whose queries are docs. Published figures leave identical ids out (BEIR's
-# ignore_identical_ids).
+# Collections of ir_datasets whose queries are docs. For published figures, BEIR leaves out identical ids
+# (ignore_identical_ids).
 _QUERIES_ARE_DOCS = re.compile(r"(^|/|-)beir/(arguana|quora)(/|$)")
 
 
@@ -40,14 +40,14 @@ def queries_are_docs(dataset_id: str) -> bool:
 
 
 def apply_mode(splits: Splits, mode: str | bool) -> Splits:
-    """Set `drop_query_docs` of each collection; where it is True, remove docs with the query's own id from candidates.
+    """Set `drop_query_docs` of each collection; if true, remove docs with the query's own id from the candidates.
 
     Args:
         splits: The splits of a source.
-        mode: `auto`: keep the value that the source has set for each collection; True or False: use it for all.
+        mode: `auto`: each collection keeps the value of its source; True or False: the value of all collections.
 
     Raises:
-        ConfigError: The mode is none of these.
+        ConfigError: The mode is another value.
     """
     if mode not in MODES:
         raise ConfigError(f"data.drop_query_docs: expected auto, true or false; got {mode!r}")
@@ -65,7 +65,7 @@ def apply_mode(splits: Splits, mode: str | bool) -> Splits:
 
 
 def with_allowed(collection: Collection, candidates: Candidates | None) -> Collection:
-    """Return the collection with these candidates, without docs with the query's own id if `drop_query_docs` is set."""
+    """Return the collection with these candidates; `drop_query_docs` removes docs with the query's own id."""
     if candidates is not None and collection.drop_query_docs:
         kept = ~has_own_id(candidates)
         if not kept.all():
@@ -75,7 +75,7 @@ def with_allowed(collection: Collection, candidates: Candidates | None) -> Colle
 
 
 def allowed_run(collection: Collection, run: Run) -> Run:
-    """Return the run, without docs that have the query's own id if `collection.drop_query_docs` is set."""
+    """Return the run; if `collection.drop_query_docs` is true, without docs that have the query's own id."""
     if not collection.drop_query_docs:
         return run
     return {
@@ -91,9 +91,9 @@ def has_own_id(candidates: Candidates) -> np.ndarray:
 
 
 def warn_of_query_docs(collection: Collection, candidates: Candidates | None) -> None:
-    """Warn if a query's own doc is among its candidates: one with the same id and a similar text, or the same text.
+    """Warn if a query's own doc is among its candidates: a doc with the same id and a similar text, or the same text.
 
-    Texts of the first `CHECKED_QUERIES` queries with candidates are compared with those of their top docs.
+    The texts of the first `CHECKED_QUERIES` queries with candidates are compared with the texts of their top docs.
     """
     if candidates is None or collection.drop_query_docs:
         return
@@ -128,7 +128,7 @@ def _alike(text: str, other: str) -> bool:
 
 
 def _same(text: str, collection: Collection, doc_id: str) -> bool:
-    """Return whether a text equals the doc's text or its title and text; case and white space are ignored."""
+    """Return whether a text equals a doc's text, or its title and text; case and white space are ignored."""
     doc = collection.docs[doc_id]
     return " ".join(text.casefold().split()) in {
         " ".join(part.casefold().split()) for part in (doc.text, doc.full_text)
@@ -144,14 +144,15 @@ def same_text(
 ) -> np.ndarray:
     """Return which docs have the same tokens as their query, bool [pairs].
 
-    If the store has truncated the query, it is compared with the doc's first tokens.
+    If the store has truncated a query, the query is compared with the doc's first tokens.
 
     Args:
         queries: Token store of the queries.
         docs: Token store of the docs.
         query_rows: Rows of the query store [pairs].
         doc_rows: Rows of the doc store [pairs].
-        prompt_tokens: Tokens of a prompt before each query and each doc of the stores; they are not compared.
+        prompt_tokens: Number of prompt tokens before each query and each doc of the stores; these tokens are not
+            compared.
     """
     lengths, others = queries.lengths[query_rows] - prompt_tokens[0], docs.lengths[doc_rows] - prompt_tokens[1]
     cut = queries.lengths[query_rows] >= queries.meta["max_tokens"]

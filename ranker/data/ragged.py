@@ -1,4 +1,4 @@
-"""Indices into ragged arrays: rows of unequal length, stored one after another.
+"""Compute indices into ragged arrays, which store rows of unequal length one after another.
 
 A ragged array holds row r in `values[offsets[r]:offsets[r + 1]]`.
 """
@@ -25,8 +25,8 @@ def row_offsets(lengths: np.ndarray | list[int]) -> np.ndarray:
 def ranges(starts: np.ndarray | int, lengths: np.ndarray) -> np.ndarray:
     """Concatenate `arange(start, start + length)` over all rows.
 
-    With a ragged array's row starts and lengths, the result gathers these rows: `values[ranges(starts, lengths)]`. With
-    `starts=0` it is the position of each element within its row.
+    For row starts and lengths of a ragged array, the result gathers these rows: `values[ranges(starts, lengths)]`. For
+    `starts=0`, the result is the position of each element within its row.
 
     Args:
         starts: First index of each row, integers [rows], or one index for all rows.
@@ -38,17 +38,17 @@ def ranges(starts: np.ndarray | int, lengths: np.ndarray) -> np.ndarray:
     >>> ranges(np.array([7, 0, 4]), np.array([2, 0, 3])).tolist(), ranges(0, np.array([2, 0, 3])).tolist()
     ([7, 8, 4, 5, 6], [0, 1, 0, 1, 2])
     """
-    before = np.cumsum(lengths) - lengths  # elements of all earlier rows
+    before = np.cumsum(lengths) - lengths  # number of elements of all earlier rows
     return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
 
 
 def tensor_ranges(starts: Tensor | int, lengths: Tensor, total: int) -> Tensor:
-    """Do what `ranges` does, on tensors and without a host synchronisation.
+    """Compute `ranges` on tensors, without a host synchronisation.
 
     Args:
         starts: First index of each row, int64 [rows], or one index for all rows.
         lengths: Length of each row, int64 [rows].
-        total: Sum of `lengths`, known on the host.
+        total: Sum of `lengths`, as a number on the host.
 
     Returns:
         Indices on the device of `lengths`, int64 [total].

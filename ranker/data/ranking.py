@@ -1,4 +1,4 @@
-"""The order of a run's docs: trec_eval's tie rule, and scores that give every tool the same order."""
+"""Order the docs of a run by trec_eval's tie rule, and compute scores that give the same order in every tool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranker.errors import DataError
 if TYPE_CHECKING:
     from ranker.types import Run
 
-EQUAL = 1e-6  # scores count as equal if they differ by at most this share of their size
+EQUAL = 1e-6  # scores count as equal up to this relative difference
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -28,7 +28,7 @@ def rank_docs(docs: Mapping[str, float]) -> list[str]:
 
 
 def are_equal(run: Run) -> bool:
-    """Whether all docs of each query have equal scores, up to rounding; False if no query has several docs.
+    """Return whether all docs of each query have equal scores, up to rounding; False if no query has several docs.
 
     >>> are_equal({"q1": {"d1": 0.5, "d2": 0.5}, "q2": {"d3": 1.0}}), are_equal({"q1": {"d1": 0.5, "d2": 0.4}})
     (True, False)
@@ -40,13 +40,13 @@ def are_equal(run: Run) -> bool:
 
 
 def separate_ties(run: Run) -> Run:
-    """Lower tied scores by the smallest float32 step, so that every tool gets trec_eval's order, whatever its tie rule.
+    """Lower tied scores by the smallest float32 steps, so that tools with any tie rule get trec_eval's order.
 
-    Tools with float32 scores (trec_eval up to 9, pytrec_eval) see more ties than the file has; these are separated too.
-    Other scores do not change.
+    Scores that tie only in float32 are also separated, because some tools have float32 scores (trec_eval up to 9,
+    pytrec_eval). Other scores do not change.
 
     Raises:
-        DataError: A score is not finite in float32, or docs tie at the smallest float32, below which there is no score.
+        DataError: A score is not finite in float32, or docs tie at the smallest float32 number.
 
     >>> separate_ties({"q1": {"d10": 0.5, "d9": 0.5, "d1": 0.7}})
     {'q1': {'d1': 0.7, 'd9': 0.5, 'd10': 0.4999999701976776}}
@@ -61,7 +61,7 @@ def require_finite(run: Run) -> None:
     """Refuse scores that are NaN, infinite, or infinite in float32, which other tools use for scores.
 
     Raises:
-        DataError: There are such scores; the message has their number and the first query and doc.
+        DataError: A score is refused; the message has the number of such scores, and the first query and doc.
     """
     bad = {query_id: ~(np.abs(scores_of(docs)) <= LARGEST) for query_id, docs in run.items()}
     count = sum(int(wrong.sum()) for wrong in bad.values())
@@ -76,7 +76,7 @@ def require_finite(run: Run) -> None:
 
 
 def _separated(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
-    """Return one query's scores, strictly decreasing in float32 in trec_eval's order."""
+    """Return scores of one query that strictly decrease, in float32, in trec_eval's order."""
     separate: dict[str, float] = {}
     above = np.float32(np.inf)
     for doc_id in rank_docs(docs):

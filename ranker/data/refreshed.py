@@ -1,7 +1,8 @@
-"""Training steps whose negatives are mined again during the training, and the files of these negatives.
+"""Training steps with negatives that are mined again during the training, and the files of these negatives.
 
-The training is divided into rounds of `every` steps. Round 0 uses the negatives of the data; round r begins at step
-r * `every` and uses newly mined ones. The data of a step depend only on its number and on the files of its round.
+The training is divided into rounds of `every` steps. Round 0 uses the negatives of the data. Round r begins at step r *
+`every` and uses newly mined negatives. The data of a step depends only on the number of the step and on the files of
+its round.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ARRAYS = ("sizes", "rows", "labels")
 
 
 class Rounds:
-    """The negatives of all rounds, in one folder for each round.
+    """The negatives of all rounds, with a folder for each round.
 
     Args:
         folder: Folder of all rounds; all processes must be able to read it.
@@ -51,7 +52,7 @@ class Rounds:
         return self.folder / f"round-{number:05d}"
 
     def write(self, number: int, pool: Pool) -> None:
-        """Write the negatives of a round; its folder gets its name only when it is complete."""
+        """Write the negatives of a round; the folder gets its name when all files are complete."""
         with write_folder(self.path(number)) as folder:
             for name in ARRAYS:
                 np.save(folder / f"{name}.npy", getattr(pool, name))
@@ -74,7 +75,7 @@ class Rounds:
         """Copy a round from the folder of an earlier run's rounds.
 
         Raises:
-            CheckpointError: That folder has no such round, or its files are damaged.
+            CheckpointError: The folder does not have this round, or the round's files are damaged.
         """
         earlier = Rounds(folder, self.every, self.epoch_steps)
         earlier.read(number)
@@ -86,16 +87,16 @@ class Rounds:
 class RefreshedSteps(TrainSteps):
     """Training steps with the negatives of their rounds.
 
-    A worker process may prefetch a step whose round is not mined yet. It then uses the negatives that it loaded last,
-    and stores their round in `TrainStep.round`. The training builds such a step again with the right negatives.
+    A worker process may prefetch a step whose round is not mined yet. Then the worker uses the negatives that it loaded
+    last, and stores their round in `TrainStep.round`. The training builds such a step again with the right negatives.
 
     Args:
-        args: As for `TrainSteps`.
+        args: See `TrainSteps`.
         rounds: The rounds.
-        options: As for `TrainSteps`.
+        options: See `TrainSteps`.
 
     Raises:
-        ConfigError: The groups have no negatives that could be replaced.
+        ConfigError: The negatives of the groups can't be replaced.
     """
 
     sampler: PooledGroups
@@ -123,11 +124,11 @@ class RefreshedSteps(TrainSteps):
         return self._identity
 
     def pool_of(self, run: Run, collection: Collection) -> Pool:
-        """Return mined negatives for each group. A group for which none were mined keeps those of round 0.
+        """Return the mined negatives of each group; a group without mined negatives keeps those of round 0.
 
         Args:
             run: query_id -> doc_id -> score.
-            collection: Its judgements give the label of a mined doc; an unjudged doc has label 0.
+            collection: The collection whose judgements give the label of a mined doc; an unjudged doc has label 0.
         """
         ids = [query_id.decode() for query_id in self.collator.queries.ids()[self.sampler.query_rows]]
         found = [list(run.get(query_id, ())) for query_id in ids]

@@ -1,4 +1,4 @@
-"""Read files of rows into tables of docs and queries and arrays of pairs, in bounded memory."""
+"""Read files of rows into tables of docs, tables of queries and arrays of pairs, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ranker.errors import DataError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # increase it when the files change: folders of other formats are not read
+FORMAT = 1  # increase this number when the files change: folders with another format are not read
 LOG_SECONDS = 30
 TABLE_IDS = ("id", "_id", "query_id", "qid", "doc_id", "docid", "document_id", "passage_id", "pid")
 TABLE_TEXTS = ("text", "contents", "content", "body", "query", "document", "passage")
@@ -28,14 +28,15 @@ TABLE_TEXTS = ("text", "contents", "content", "body", "query", "document", "pass
 
 @dataclass(frozen=True)
 class RowSources:
-    """The files of a build.
+    """The files from which tables are built.
 
     Args:
         sets: Name of each set -> its files.
         docs: Files of docs with ids, for rows of ids; None: rows have texts.
-        queries: Files of queries with ids, also for rows of ids.
-        columns: Role -> column; None: roles are recognised by the columns' names.
-        workers: Number of processes that parse rows; None: by the number of cores, and no process for few rows.
+        queries: Files of queries with ids, for rows of ids; None: rows have texts.
+        columns: Role -> column; None: the columns' names decide.
+        workers: Number of processes that parse rows; None: the number of cores decides, and for few rows no process is
+            started.
     """
 
     sets: dict[str, list[Path]]
@@ -52,14 +53,14 @@ class RowSources:
 def build_rows(sources: RowSources, folder: Path, relevant: Relevant) -> None:
     """Write the tables and arrays of all sets, and `meta.json`.
 
-    Texts go to the disk as they are read. The memory holds 16 bytes for each different text, a few million pairs while
-    they are sorted, and a few chunks of rows, which several processes parse. All numbers depend on the order of the
-    rows, not on the processes.
+    Texts are written to the disk at once. In memory are 16 bytes for each different text, a few million pairs during
+    sorting, and a few chunks of rows, which several processes parse. All numbers depend on the order of the rows, not
+    on the processes.
 
     Args:
         sources: The files.
         folder: An empty folder.
-        relevant: Which docs are relevant.
+        relevant: Decides which docs are relevant.
 
     Raises:
         DataError: A file is unreadable, a row is faulty, or a file has another shape than the first of its set.
@@ -138,9 +139,9 @@ def _shape_of(paths: list[Path], sources: RowSources) -> Shape:
 
 @dataclass(frozen=True)
 class _Parsed:
-    """Rows that are read: what a worker process returns."""
+    """The result of a worker process: rows and their examples."""
 
-    rows: Rows  # without values, for messages
+    rows: Rows  # the rows without values, for messages
     examples: Examples
     query_keys: np.ndarray
     doc_keys: np.ndarray
@@ -155,7 +156,7 @@ def _parse(shape: Shape, chunk: Chunk) -> _Parsed:
 def _pairs(
     parsed: _Parsed, shape: Shape, docs: TextWriter, queries: TextWriter, known: tuple[TextWriter, TextTable] | None
 ) -> np.ndarray:
-    """Add the texts of some rows to the tables; return their pairs, `PAIR` [pairs]."""
+    """Add the texts of some rows to the tables; return the pairs of the rows, `PAIR` [pairs]."""
     rows, examples = parsed.rows, parsed.examples
     counts = np.array(examples.counts)
     if known is None:
@@ -190,13 +191,13 @@ def _refuse_unknown(
         where = rows.where(int(row_of[unknown[0]]), shape.columns[role][0])
         key = "data.queries" if role == "query_id" else "data.docs"
         raise DataError(
-            f"{where}: expected ids of {key}, got {ids[unknown[0]]!r}, which is not there; add its text, or use the "
+            f"{where}: expected ids of {key}, got the unknown id {ids[unknown[0]]!r}; add its text, or use the "
             "files that belong together"
         )
 
 
 def _read_table(paths: list[Path], folder: Path, name: str) -> TextWriter:
-    """Read files with the columns id and text, and perhaps title, into a table with these ids."""
+    """Read files with the columns id, text and perhaps title into a table with these ids."""
     writer = TextWriter(folder, name, given_ids=True)
     for path in paths:
         columns = read_columns(path)

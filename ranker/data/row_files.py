@@ -1,4 +1,4 @@
-"""Read rows of parquet, Arrow, JSON lines, CSV and TSV files, some thousand at a time; errors name file and row."""
+"""Read rows of parquet, Arrow, JSON lines, CSV and TSV files, 2,048 at a time; errors name file and row."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Rows:
 
     Args:
         path: The file.
-        numbers: Number of each row, from 1: the line of a text file, else the row.
-        columns: Name -> values; a text file has strings, and None where a JSON object lacks a key.
+        numbers: Number of each row, from 1; in a text file, number of its line.
+        columns: Name -> values. The values of a text file are strings, or None if a JSON object lacks the key.
         text: Whether the file is a text file.
     """
 
@@ -38,13 +38,13 @@ class Rows:
     text: bool
 
     def where(self, row: int, column: str) -> str:
-        """Return the start of a message: file, row and column."""
+        """Return the start of a message, which names file, row and column."""
         place = f"{self.path}:{self.numbers[row]}" if self.text else f"{self.path}: row {self.numbers[row]}"
         return f"{place}: column {column!r}"
 
 
 def read_columns(path: Path) -> list[str]:
-    """Return the names of a file's columns; of JSON lines, the keys of the first object.
+    """Return the names of a file's columns; for JSON lines, these are the keys of the first object.
 
     Raises:
         DataError: The file is empty or unreadable.
@@ -66,13 +66,13 @@ def read_columns(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file, not parsed yet; `rows` parses them, perhaps in another process.
+    """Consecutive rows of a file that are not parsed yet; `rows` parses them, perhaps in another process.
 
     Args:
         path: The file.
-        numbers: Number of each row, from 1: the line of a text file, else the row.
+        numbers: Number of each row, from 1; in a text file, number of its line.
         columns: The columns to read.
-        content: A record batch of Arrow; or a line, or the fields by name, for each row of a text file.
+        content: A record batch of Arrow; for a text file, each row's line, or its fields by name.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Chunk:
         """Return the rows.
 
         Raises:
-            DataError: A line of a text file is no row.
+            DataError: A line of a text file is not a row.
         """
         if not isinstance(self.content, list):
             with _arrow_errors(self.path):
@@ -101,10 +101,10 @@ class Chunk:
 def read_chunks(path: Path, columns: list[str]) -> Iterator[Chunk]:
     """Yield the rows of a file, `CHUNK` at a time, with these columns only.
 
-    Memory does not grow with the file: parquet is read in pages of a row group, Arrow is mapped.
+    Memory does not grow with the file: pages of a parquet row group are read one by one, and Arrow files are mapped.
 
     Raises:
-        DataError: The file is unreadable; or a line of a CSV or TSV file is no row.
+        DataError: The file is unreadable, or a line of a CSV or TSV file is not a row.
     """
     if kind_of(path) not in ("parquet", "arrow"):
         yield from _text_chunks(path, columns)
@@ -122,7 +122,7 @@ def read_rows(path: Path, columns: list[str]) -> Iterator[Rows]:
     """Yield the parsed rows of a file, `CHUNK` at a time, with these columns only.
 
     Raises:
-        DataError: The file is unreadable; or a line of a text file is no row.
+        DataError: The file is unreadable, or a line of a text file is not a row.
     """
     return (chunk.rows() for chunk in read_chunks(path, columns))
 
@@ -133,7 +133,7 @@ def read_rows(path: Path, columns: list[str]) -> Iterator[Rows]:
 
 @contextmanager
 def _arrow_errors(path: Path) -> Iterator[Any]:
-    """Import pyarrow for a block; its errors become a DataError with the file's name."""
+    """Import pyarrow for a block; an error of pyarrow becomes a DataError that names the file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -162,7 +162,7 @@ def _arrow_reader(pa: Any, source: Any) -> Any:
         return pa.ipc.open_file(source)
     except pa.ArrowInvalid:
         source.seek(0)
-        return pa.ipc.open_stream(source)  # what `datasets` writes
+        return pa.ipc.open_stream(source)  # the format that `datasets` writes
 
 
 # text files

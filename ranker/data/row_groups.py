@@ -1,4 +1,4 @@
-"""Training groups of a set of rows, drawn from memory-mapped arrays: memory does not grow with the pairs."""
+"""Draw training groups of a set of rows from memory-mapped arrays, so that memory does not grow with the pairs."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ log = logging.getLogger(__name__)
 class RowGroups(PooledGroups):
     """One group per query of the rows.
 
-    Rows with grades, or with positives and negatives: a group has `options.positives` relevant docs. Its other docs are
-    drawn from the first `options.depth` of the query's other docs, by score if there are scores. Rows with scores only,
-    or `alike`: a group has `options.num_docs` docs of the query, whatever their grade. Labels are the scores if the
-    rows have scores, otherwise the grades (0 for a negative grade).
+    If rows have grades, or positives and negatives, a group has `options.positives` relevant docs. The other docs of
+    the group are drawn from the first `options.depth` docs of the query that are not relevant, ordered by score if
+    there are scores. If rows have scores only, or with `alike`, a group has `options.num_docs` docs of the query with
+    any grade. Labels are the scores if rows have scores, else the grades, with 0 for a negative grade.
 
     Args:
         rows: The rows' pairs.
         queries: Token store of the queries, in the order of `rows.queries`.
         docs: Token store of the docs, in the order of the rows' table.
         options: Size of a group.
-        alike: Whether docs are drawn without regard to their grade; None: where the rows have scores only.
-        prompt_tokens: Tokens of a prompt before each query and before each doc of the stores.
+        alike: Whether docs are drawn without regard to their grade; None: true if the rows have scores only.
+        prompt_tokens: Number of prompt tokens before each query and before each doc of the stores.
 
     Raises:
-        ConfigError: `options.random_negatives` is set, but the labels are a teacher's scores, which such docs lack.
-        DataError: No query has both a relevant and another doc (if docs are drawn alike: any doc).
+        ConfigError: `options.random_negatives` is set, but the labels are a teacher's scores, which random docs do not
+            have.
+        DataError: No query has both a relevant doc and another doc; or, if docs are drawn alike, no query has a doc.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class RowGroups(PooledGroups):
         if rows.scores is not None and options.random_negatives:
             raise ConfigError(
                 "data.random_negatives: expected false with rows that have a teacher's scores, since random docs have "
-                "none"
+                "no score"
             )
         self._rows, self._stores, self._prompt_tokens = rows, (queries, docs), prompt_tokens
         self._alike = not rows.judged if alike is None else alike
@@ -80,7 +81,7 @@ class RowGroups(PooledGroups):
         return rows, labels if self._rows.scores is not None else np.maximum(labels, np.float32(0.0))
 
     def fingerprint(self) -> str:
-        """Return the number of pairs and a hash of queries, their sizes and every n-th pair, as for triples."""
+        """Return the number of pairs and a hash of queries, sizes and every n-th pair (n as in `TripleGroups`)."""
         rows = self._rows
         every = max(1, len(rows.docs) // 10_000)
         pairs = [part[::every] for part in (rows.docs, rows.grades, rows.scores) if part is not None]
@@ -88,7 +89,7 @@ class RowGroups(PooledGroups):
         return f"{len(rows.docs)} {self._alike} {self.options.depth} {hashed}"
 
     def _usable(self, groups: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Leave out negatives that have the text of their query."""
+        """Remove negatives that have the text of their query."""
         group, column = np.nonzero(rows >= 0)
         chosen = rows[group, column]
         same = same_text(*self._stores, self.query_rows[groups][group], chosen, self._prompt_tokens)

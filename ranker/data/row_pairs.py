@@ -1,4 +1,4 @@
-"""Pairs of query and doc with grades and a teacher's scores, grouped by query in memory-mapped files."""
+"""Store pairs of query and doc, with grades and a teacher's scores, grouped by query in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PART = 4_000_000  # pairs that are sorted at a time
 
 @dataclass(frozen=True)
 class Relevant:
-    """Which docs are relevant.
+    """The rule that decides which docs are relevant.
 
     Args:
         grade: Smallest relevant grade.
-        score: Smallest relevant score, for sets that have scores only; None: the best doc of each query.
+        score: Smallest relevant score, for sets that have scores only; None: the best doc of each query is relevant.
     """
 
     grade: int = 1
@@ -99,7 +99,7 @@ class PairWriter:
 
 
 def _merged(pairs: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """Return each pair once, sorted by query and doc, with counts of repeated pairs and of those with two grades."""
+    """Return each pair once, by query and doc, and the numbers of repeated pairs and of pairs with two grades."""
     pairs = pairs[np.lexsort((pairs["doc"], pairs["query"]))]
     changes = (np.diff(pairs["query"]) != 0) | (np.diff(pairs["doc"]) != 0)
     starts = np.flatnonzero(np.concatenate([[True], changes])) if len(pairs) else np.empty(0, dtype=np.int64)
@@ -113,9 +113,9 @@ def _merged(pairs: np.ndarray) -> tuple[np.ndarray, int, int]:
 
 
 def _ordered(pairs: np.ndarray, relevant: Relevant) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs of each query, relevant docs first, each part by score; and which docs are relevant."""
+    """Return the pairs of each query, relevant docs first, then by score; and return which docs are relevant."""
     scores = np.nan_to_num(pairs["score"], nan=-np.inf)
-    if len(pairs) and pairs["grade"][0] == NO_GRADE:  # scores only: relevance is derived from them
+    if len(pairs) and pairs["grade"][0] == NO_GRADE:  # pairs with scores only: the scores decide relevance
         starts = np.flatnonzero(np.diff(pairs["query"], prepend=-1))
         least: Any = relevant.score
         if least is None:
@@ -132,14 +132,14 @@ def _ordered(pairs: np.ndarray, relevant: Relevant) -> tuple[np.ndarray, np.ndar
 class RowSet:
     """The queries of one split with their docs, as arrays from which training groups are drawn.
 
-    The docs of query i are `docs[starts[i]:starts[i] + sizes[i]]`, its `positives[i]` relevant ones first.
+    The docs of query i are `docs[starts[i]:starts[i] + sizes[i]]`, of which the first `positives[i]` are relevant.
 
     Attributes:
         queries: query_id -> text.
         docs: Numbers in the table of docs, int32 [pairs].
         grades: int16 [pairs].
-        scores: A teacher's scores, float32 [pairs]; None: the rows have none.
-        judged: Whether the rows have grades; otherwise relevance is derived from the scores.
+        scores: A teacher's scores, float32 [pairs]; None: the rows have no scores.
+        judged: Whether the rows have grades; otherwise the scores decide relevance.
         starts, sizes, positives: Integers [queries].
 
     Args:
@@ -147,7 +147,7 @@ class RowSet:
         name: First part of the files' names.
         queries: Table of the split's queries.
         table: Table of all docs.
-        meta: What the rows have: `scored` and `judged`.
+        meta: `scored` and `judged`: whether the rows have scores and grades.
         members: Numbers of the queries to use, ascending; None: all.
     """
 
@@ -182,7 +182,7 @@ class RowSet:
         return {self.table.id(number): grade for number, grade in zip(numbers, grades, strict=True)}
 
     def candidates(self) -> Candidates:
-        """Return each query's docs as candidates without an order: all have score 0, so ids decide."""
+        """Return each query's docs as candidates, all with score 0, so that ids decide their order."""
         ids = list(self.queries)
         numbers = self.docs[ranges(self.starts, np.asarray(self.sizes, dtype=np.int64))]
         known, place = np.unique(numbers, return_inverse=True)
@@ -194,7 +194,7 @@ class RowSet:
 
 
 class RowQrels(Mapping[str, dict[str, int]]):
-    """The judgements of a set of rows, read from its arrays: query_id -> doc_id -> grade."""
+    """The judgements of a set of rows, query_id -> doc_id -> grade, read from its arrays."""
 
     def __init__(self, rows: RowSet) -> None:
         self._rows = rows

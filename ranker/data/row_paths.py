@@ -1,4 +1,4 @@
-"""Find the files of rows: by name or glob, in folders that `datasets` saved, or on the hub."""
+"""Find files of rows by name or glob, in folders that `datasets` saved, or on the hub."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ EXTRA = "pip install -e '.[rows]'"
 
 
 def find_files(names: str | list[str], key: str, split: str) -> list[Path]:
-    """Return the files behind names: files, globs, folders that `datasets` saved, or names of the hub.
+    """Return the files that names stand for: files, globs, folders that `datasets` saved, or names on the hub.
 
     Args:
-        names: One name or several. `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT` is a data set of the hub if it has no
-            known ending and no such file exists; its files are downloaded by the package `datasets`.
+        names: One name or several names. `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT` is a data set on the hub if the
+            name has no known ending and no file with this name exists; the package `datasets` downloads its files.
         key: Config key, for messages.
-        split: Split to use if a folder or a data set of the hub has several splits.
+        split: Split to use if a folder or a data set on the hub has several splits.
 
     Raises:
-        DataError: There is no such file, or it has no known ending, or a package is missing.
+        DataError: A file does not exist or has no known ending, or a package is missing.
     """
     paths: list[Path] = []
     for name in [names] if isinstance(names, str) else names:
@@ -65,7 +65,7 @@ def find_files(names: str | list[str], key: str, split: str) -> list[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the format of a file by its ending, without `.gz`; None for an unknown one."""
+    """Return the format of a file by its ending, without `.gz`; None for an unknown ending."""
     packed = path.suffix == ".gz"
     kind = KINDS.get(Path(path.stem).suffix.lower() if packed else path.suffix.lower())
     return None if packed and kind in ("parquet", "arrow") else kind
@@ -116,7 +116,7 @@ def _hub_files(name: str, key: str, split: str) -> list[Path]:
     config, chosen = (parts[1] if len(parts) > 2 else None), (parts[-1] if len(parts) > 1 else split)
     try:
         loaded = datasets.load_dataset(parts[0], config, split="validation" if chosen == "val" else chosen)
-    except Exception as error:  # of many classes: no network, no such name, no such split
+    except Exception as error:  # many classes of errors: no network, unknown name, unknown split
         raise DataError(
             f"{key}: expected a file or the name of a data set on the hub, got {name!r} "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); check the name"

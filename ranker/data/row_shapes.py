@@ -1,4 +1,4 @@
-"""The shapes of rows to train on: which columns hold the query, its docs, grades and scores, and how they are read."""
+"""The shapes of rows: which columns have the query, its docs, grades and scores, and how to read these columns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ranker.data.parsing import check_grade, check_id, read_score, shown
 from ranker.data.row_files import Rows
 from ranker.errors import DataError
 
-# Role -> names of columns that are recognised. `negative_1`, `negative_2`, ... are found by their numbers.
+# Role -> recognised names of columns. The columns `negative_1`, `negative_2`, ... are recognised by their numbers.
 NAMES = {
     "query": ("query", "question", "anchor"),
     "prompt": ("prompt",),
-    "instruction": (),  # only if data.columns names it, since a model without prompts can't read an instruction
+    "instruction": (),  # only data.columns sets this role, because a model without prompts can't read it
     "positive": ("positive", "pos", "positives"),
     "negative": ("negative", "neg", "negatives"),
     "positive_scores": ("pos_scores", "positive_scores"),
@@ -34,7 +34,7 @@ NAMES = {
     "label": ("label", "relevance", "grade"),
 }
 _NUMBERED = re.compile(r"neg(ative)?_?(\d+)")
-# Shape -> roles that it needs, and roles of which it needs at least one
+# Shape -> roles that are all required, and roles of which at least one is required
 SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "contrast": (("query", "positive", "negative"), ()),
     "list": (("query", "docs"), ("scores", "labels")),
@@ -50,14 +50,14 @@ Columns = Mapping[str, str | list[str]]
 
 @dataclass
 class Examples:
-    """Rows in one form: query i has the next `counts[i]` of the docs.
+    """Rows in a common form: query i has the next `counts[i]` docs.
 
     Args:
-        queries: Texts, or ids in the shape `ids`, with the row of each in its file's chunk.
+        queries: Text of each query (in the shape `ids`, its id), with the number of its row in the chunk.
         counts: Number of docs of each query.
-        docs: Texts or ids.
-        grades: Grade of each doc; empty if the rows have none.
-        scores: Score of each doc; empty if the rows have none.
+        docs: Texts, or in the shape `ids` ids.
+        grades: Grade of each doc; empty if the rows have no grades.
+        scores: Score of each doc; empty if the rows have no scores.
     """
 
     queries: list[str] = field(default_factory=list)
@@ -69,11 +69,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class Shape:
-    """How rows are read.
+    """A shape of rows, which says how rows are read.
 
     Args:
         name: A key of `SHAPES`.
-        columns: Role -> its columns; only `negative` may have several.
+        columns: Role -> its columns; only `negative` may have several columns.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Shape:
 
     @property
     def judged(self) -> bool:
-        """Whether rows have grades, or say which docs are relevant."""
+        """Whether rows have grades or show which docs are relevant."""
         return self.name == "contrast" or "label" in self.columns or "labels" in self.columns
 
     @property
@@ -91,7 +91,7 @@ class Shape:
 
     @property
     def needed(self) -> list[str]:
-        """Names of all columns to read."""
+        """The names of all columns to read."""
         return list(dict.fromkeys(name for names in self.columns.values() for name in names))
 
     def __str__(self) -> str:
@@ -117,10 +117,10 @@ def recognise(columns: Iterable[str], path: Path, given: Columns | None = None) 
     Args:
         columns: Names of its columns.
         path: The file, for messages.
-        given: Role -> column, or columns for `negative`; other columns are then ignored. None: by `NAMES`.
+        given: Role -> column, or a list of columns for `negative`; other columns are ignored. None: `NAMES` decides.
 
     Raises:
-        DataError: The columns fit no shape or several; or a given column is missing, or a role is unknown.
+        DataError: The columns fit no shape or several shapes, a given column is missing, or a role is unknown.
     """
     known = list(columns)
     if given is not None:
@@ -166,7 +166,7 @@ def recognise(columns: Iterable[str], path: Path, given: Columns | None = None) 
 
 
 class _Row:
-    """One row, by role."""
+    """One row, whose values are read by role."""
 
     def __init__(self, rows: Rows, row: int, columns: dict[str, tuple[str, ...]]) -> None:
         self._rows, self._row, self.columns = rows, row, columns
@@ -178,7 +178,7 @@ class _Row:
         return self._rows.where(self._row, self.columns[role][column])
 
     def text(self, role: str, filled: bool = False, column: int = 0) -> str:
-        """A text; `filled`: whether it must have more than white space."""
+        """Return a text; with `filled`, a text of white space only is an error."""
         return _text(self.value(role, column), lambda: self.where(role, column), filled)
 
     def query(self) -> str:
@@ -190,7 +190,7 @@ class _Row:
         return joined("" if self.value("instruction") is None else self.text("instruction"), query)
 
     def values(self, role: str, column: int = 0) -> list[Any]:
-        """A list that is not empty; in CSV and TSV it is written in JSON."""
+        """Return a list that is not empty; in CSV and TSV files, a list is written as JSON."""
         value = self.value(role, column)
         if isinstance(value, str):
             try:
@@ -205,7 +205,7 @@ class _Row:
         return value
 
     def texts(self, role: str, column: int = 0) -> list[str]:
-        """The texts of a list."""
+        """Return the texts of a list."""
         where = lambda: self.where(role, column)  # noqa: E731 - messages are made only where they are needed
         return [_text(value, where) for value in self.values(role, column)]
 
@@ -213,7 +213,7 @@ class _Row:
         return [read_id(value, lambda: self.where(role)) for value in self.values(role)]
 
     def numbers(self, role: str, count: int, read: Callable[[Any, Callable[[], str]], Any]) -> list[Any]:
-        """The numbers of a list that belongs to `count` docs."""
+        """Return the numbers of a list with one number for each of `count` docs."""
         values = self.values(role)
         if len(values) != count:
             raise DataError(
@@ -239,7 +239,7 @@ def read_id(value: Any, where: Callable[[], str]) -> str:
     """Return an id; a whole number is converted to its digits.
 
     Raises:
-        DataError: The value is missing or no id.
+        DataError: The value is missing, or is not an id.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
@@ -262,7 +262,7 @@ def _score(value: Any, where: Callable[[], str]) -> float:
 
 
 def _grade(value: Any, where: Callable[[], str]) -> int:
-    """Return a label as a grade; true and false are 1 and 0."""
+    """Return a label as a grade; true is 1, false is 0."""
     if isinstance(value, bool):
         return int(value)
     try:

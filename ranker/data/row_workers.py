@@ -1,4 +1,4 @@
-"""Parse rows in several processes, a few chunks ahead, with the results in the order of the rows."""
+"""Parse rows in several processes, a few chunks ahead; the results are in the order of the rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from ranker.errors import DataError
 from ranker.processes import available_cores
 
-ALONE = 32  # items that this process computes itself before it starts other processes, since that takes a second
-MOST = 4  # one process writes what these processes parse; more of them would only wait for it
+ALONE = 32  # this process computes so many items itself before it starts other processes, which takes a second
+MOST = 4  # one process writes the results of these processes, so more processes would only wait
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -27,12 +27,12 @@ def in_order(compute: Callable[[Item], Result], items: Iterable[Item], workers: 
 
     Args:
         compute: A function that a new process can import.
-        items: Read by this process only.
-        workers: Number of processes; 0: this process computes everything. None: one process less than there are cores,
-            at most `MOST`, which start after the first `ALONE` items.
+        items: The items; only this process reads them.
+        workers: Number of processes; 0: this process computes everything. None: the number of cores minus one, at most
+            `MOST`; these processes start after the first `ALONE` items.
 
     Raises:
-        DataError: A process has died, or `compute` raises this error.
+        DataError: A process has died, or `compute` has raised this error.
     """
     remaining = iter(items)
     if workers is None:
@@ -42,7 +42,7 @@ def in_order(compute: Callable[[Item], Result], items: Iterable[Item], workers: 
     if first is None:
         yield from map(compute, remaining)
         return
-    # "spawn" and not "fork": a forked process inherits locks whose threads it does not have
+    # "spawn", because a forked process inherits locks whose threads it does not have
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
     running: deque[Future[Result]] = deque([pool.submit(compute, first)])
     try:
@@ -62,7 +62,7 @@ def in_order(compute: Callable[[Item], Result], items: Iterable[Item], workers: 
 
 
 def _end_with_parent() -> None:
-    """Exit when the process that reads the files ends, even if it is killed."""
+    """Exit when the process that reads the files ends, even if that process is killed."""
     parent: Any = multiprocessing.parent_process()
 
     def follow() -> None:

@@ -15,11 +15,11 @@ import numpy as np
 from ranker.data.ragged import row_offsets
 from ranker.hashing import mix
 
-_ATTEMPTS = 100  # random docs that are tried for one free cell of a group
+_ATTEMPTS = 100  # largest number of random docs that are tried for an empty cell of a group
 
 
 class GroupSampler(Protocol):
-    """Training groups, numbered from 0; each is one query and some docs."""
+    """Training groups, numbered from 0; a group is a query and some docs."""
 
     query_rows: np.ndarray  # row of each group's query in the query store, integers [groups]
 
@@ -41,14 +41,14 @@ class GroupSampler(Protocol):
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """Size of a training group and where its docs are drawn from.
+    """Size of a training group, and the pools of its docs.
 
     Args:
-        num_docs: Docs per group.
-        positives: Relevant docs per group; the rest are negatives.
+        num_docs: Number of docs per group.
+        positives: Number of relevant docs per group; all other docs are negatives.
         depth: Negatives are drawn from this many top candidates.
         seed: Seed of all draws.
-        random_negatives: Fill groups that have too few negatives with random docs of the corpus.
+        random_negatives: Whether groups with too few negatives are filled with random docs of the corpus.
     """
 
     num_docs: int = 8
@@ -60,13 +60,13 @@ class GroupOptions:
 
 @dataclass(frozen=True)
 class Pool:
-    """Docs to draw from, ragged: group g has `rows[starts[g]:starts[g] + sizes[g]]`, with their labels.
+    """A pool of docs for each group: group g has the docs `rows[starts[g]:starts[g] + sizes[g]]`, with labels.
 
     Args:
         starts: int64 [groups].
         sizes: int64 [groups].
-        rows: Rows of the doc store, int32 [docs]; may be a memory-mapped file that also has docs outside the pool.
-        labels: Numbers [docs].
+        rows: Rows of the doc store, int32 [docs]; a memory-mapped file may also have docs outside the pools.
+        labels: Label of each doc [docs].
     """
 
     starts: np.ndarray
@@ -93,7 +93,7 @@ class Pool:
         """Draw `count` docs of each group without replacement: the docs with the smallest hashes.
 
         Returns:
-            Doc rows, int64 [groups, count], -1 where the pool is smaller; and labels, float32 [groups, count].
+            Doc rows, int64 [groups, count], with -1 if the pool is smaller; and labels, float32 [groups, count].
         """
         sizes = self.sizes[groups]
         width = max(int(sizes.max(initial=0)), count)
@@ -114,7 +114,7 @@ class Pool:
 
 
 class PooledGroups(ABC):
-    """Groups of docs from two pools: relevant docs, and negatives.
+    """Groups whose docs come from two pools: relevant docs and negatives.
 
     Args:
         options: Size of a group and of its pools.
@@ -122,12 +122,12 @@ class PooledGroups(ABC):
         positives: Relevant docs of each group.
         negatives: Other docs of each group.
         corpus_size: Number of docs in the store.
-        query_doc_rows: Row of the doc that has the query's id, -1 if there is none, integers [groups]. It may be None
-            without random negatives.
+        query_doc_rows: Row of the doc that has the query's id, -1 if there is no such doc, integers [groups]. None is
+            allowed without random negatives.
 
     Attributes:
-        negatives: See above. Setting this attribute replaces them.
-        takes_other_negatives: Whether docs that are not in `negatives` would have a label.
+        negatives: See above. The attribute may be set to replace the negatives.
+        takes_other_negatives: Whether docs outside `negatives` would have a label.
     """
 
     takes_other_negatives = True
@@ -159,7 +159,7 @@ class PooledGroups(ABC):
         return rows, np.concatenate([positive_labels, negative_labels], axis=1)
 
     def _usable(self, groups: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Return the drawn negatives [groups, docs], with -1 for those that may not be used."""
+        """Return the drawn negatives [groups, docs], with -1 for docs that may not be used."""
         return rows
 
     @abstractmethod
@@ -171,9 +171,9 @@ class PooledGroups(ABC):
         """Return which docs have the text of their query, bool [pairs]."""
 
     def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
-        """Put random docs of the corpus into the free cells of `rows`, in place.
+        """Put random docs of the corpus into the empty cells of `rows`, in place.
 
-        Relevant docs, the query itself and docs that are already in the group are not used.
+        Relevant docs, the query's own doc and docs of the group are not used.
         """
         assert self._query_doc_rows is not None
         for i, slot in zip(*np.nonzero(rows < 0), strict=True):

@@ -16,7 +16,7 @@ _LINE_FEED, _TAB, _RETURN = 10, 9, 13
 
 
 def whole_lines(stream: IO[bytes] | GzipFile | BufferedReader, size: int = BLOCK) -> Iterator[bytes]:
-    r"""Yield a stream in blocks of about `size` bytes that end with a line feed; one is added to a last line without.
+    r"""Yield a stream in blocks of about `size` bytes that end with a line feed, which the last line gets if necessary.
 
     >>> import io
     >>> list(whole_lines(io.BytesIO(b"1\n22\n333\n4"), size=4))
@@ -35,11 +35,11 @@ def whole_lines(stream: IO[bytes] | GzipFile | BufferedReader, size: int = BLOCK
 
 
 def field_bounds(block: np.ndarray, num_columns: int) -> tuple[np.ndarray, np.ndarray] | None:
-    r"""Find the fields of lines that have exactly `num_columns` columns with one tab between two.
+    r"""Find the fields of lines with exactly `num_columns` columns, separated by single tabs.
 
     Args:
         block: Whole lines, each with its line feed, uint8 [bytes].
-        num_columns: Columns of each line.
+        num_columns: Number of columns of each line.
 
     Returns:
         First byte of each field and the byte after it, int64 [lines, columns]; None if a line has another number of
@@ -75,13 +75,13 @@ def fields(block: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarra
 
 
 class SortedIds:
-    """Ids with their rows, for searches of one id or of many; some 20 bytes a short id.
+    """Ids with their rows, for the search of one or many ids. A short id takes some 20 bytes.
 
     Args:
         ids: UTF-8 in a bytes array [rows].
 
     Attributes:
-        repeat: Two rows that have the same id, the first such id in order; None if each id is there once.
+        repeat: The first two rows with the same id, in the order of ids; None if all ids are different.
     """
 
     def __init__(self, ids: np.ndarray) -> None:
@@ -91,10 +91,10 @@ class SortedIds:
         self.repeat = (int(self._order[repeats[0]]), int(self._order[repeats[0] + 1])) if len(repeats) else None
 
     def row(self, text_id: object) -> int:
-        """Return the row of an id; -1 if there is none."""
+        """Return the row of an id; -1 for an unknown id."""
         key = text_id.encode("utf-8", "surrogatepass") if isinstance(text_id, str) else b""
-        # The search key is cut to the width of the ids, since otherwise NumPy would widen all ids. The comparison uses
-        # the whole key
+        # The search key is cut to the width of the ids, because NumPy would otherwise widen all ids. The comparison
+        # below uses the whole key
         place = int(np.searchsorted(self._sorted, np.array(key, dtype=self._sorted.dtype)))
         return int(self._order[place]) if key and place < len(self._order) and self._sorted[place] == key else -1
 

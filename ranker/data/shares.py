@@ -1,4 +1,4 @@
-"""How many training groups come from each set of a mix: shares, whole numbers of groups, and their even spread."""
+"""Compute how many training groups come from each set of a mix, and spread these groups evenly."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fractions import Fraction
 def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float | None) -> list[float]:
     """Return each set's share of the training groups: its weight times its size to the power 1 / temperature.
 
-    With temperature 1, shares are in proportion to the sizes; a higher temperature makes them more equal (Arivazhagan
-    et al., 2019, arXiv:1907.05019, section 4; with sizes that have an upper bound: Raffel et al., 2020,
+    With temperature 1, shares are in proportion to the sizes; a higher temperature makes the shares more equal
+    (Arivazhagan et al., 2019, arXiv:1907.05019, section 4; with sizes that have an upper bound: Raffel et al., 2020,
     arXiv:1910.10683, section 3.5.2).
 
     Args:
-        sizes: Groups of each set, at least 1 where the weight is above 0.
+        sizes: Number of groups of each set, at least 1 if the weight is above 0.
         weights: Factor of each set, at least 0, not all 0.
         temperature: Above 0; None ignores the sizes, so that the shares are the weights.
 
@@ -25,7 +25,7 @@ def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float | 
     [0.25, 0.75]
     """
     power = 0.0 if temperature is None else 1 / temperature
-    # Logarithms, so that a small temperature does not overflow
+    # Logarithms prevent an overflow at small temperatures
     logs = [
         math.log(weight) + power * math.log(size) if weight else -math.inf
         for size, weight in zip(sizes, weights, strict=True)
@@ -35,7 +35,7 @@ def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float | 
 
 
 def whole_numbers(parts: Sequence[float], total: int) -> list[int]:
-    """Round parts of a total to whole numbers with this sum: the largest remainders go up, in a tie the first ones.
+    """Round parts of a total to whole numbers with the sum `total`; the largest remainders, then the first ones, go up.
 
     >>> whole_numbers([0.5, 0.3, 0.2], 9)
     [4, 3, 2]
@@ -56,8 +56,8 @@ def spread(counts: Sequence[int], first: int) -> list[int]:
     `first` rises.
 
     Args:
-        counts: Places of each set.
-        first: From 0 to the sum of `counts`.
+        counts: Number of places of each set.
+        first: Number of places, from 0 to the sum of `counts`.
 
     >>> [spread([4, 2], first) for first in range(7)]
     [[0, 0], [1, 0], [1, 1], [2, 1], [3, 1], [3, 2], [4, 2]]
@@ -70,7 +70,7 @@ def spread(counts: Sequence[int], first: int) -> list[int]:
     def place(i: int, k: int) -> Fraction:
         return Fraction(2 * k + 1, 2 * counts[i])
 
-    while sum(numbers) > first:  # the last place that is taken; in a tie, that of the last set
+    while sum(numbers) > first:  # remove the last place; in a tie, that of the last set
         numbers[max((place(i, number - 1), i) for i, number in enumerate(numbers) if number)[1]] -= 1
     while sum(numbers) < first:
         numbers[min((place(i, number), i) for i, number in enumerate(numbers) if number < counts[i])[1]] += 1

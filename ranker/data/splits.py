@@ -1,4 +1,4 @@
-"""Split queries into train, validation and test if the source has no splits, and check the splits of any source."""
+"""Split the queries of a source without splits into train, validation and test; check the splits of any source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def hash_order(query_ids: Iterable[str], seed: int) -> list[str]:
-    """Sort ids by a seeded hash of each id; the result does not depend on the machine or the input order.
+    """Sort ids by a seeded hash of each id; the result is the same on every machine and for every input order.
 
     >>> hash_order(["1", "01", "001"], seed=0) == hash_order(["001", "1", "01"], seed=0)
     True
@@ -57,7 +57,7 @@ def _share(total: int, fraction: float) -> int:
 
 @dataclass(frozen=True)
 class TriplesWithout:
-    """Training triples without those of some queries; each iteration reads the triples again.
+    """Training triples without the triples of some queries; each iteration reads the triples again.
 
     Args:
         triples: (query_id, more relevant doc_id, less relevant doc_id), re-iterable.
@@ -69,7 +69,7 @@ class TriplesWithout:
 
     @property
     def fingerprint(self) -> str | None:
-        """Identity of these triples; None if the triples have none."""
+        """Identity of these triples; None if `triples` has no fingerprint."""
         fingerprint = getattr(self.triples, "fingerprint", None)
         return None if fingerprint is None else f"{fingerprint} without {sorted(self.held_out)}"
 
@@ -77,7 +77,7 @@ class TriplesWithout:
         return (triple for triple in self.triples if triple[0] not in self.held_out)
 
     def id_arrays(self) -> Iterator[tuple[np.ndarray, ...]] | None:
-        """Return the triples' ids in blocks of arrays, if `triples` can."""
+        """Return the triples' ids in blocks of arrays; None if `triples` can't."""
         blocks = getattr(self.triples, "id_arrays", lambda: None)()
         held_out = np.array([query_id.encode() for query_id in self.held_out] or [b""], dtype=np.bytes_)
         if blocks is None:
@@ -87,7 +87,7 @@ class TriplesWithout:
 
 
 def take_queries(collection: Collection, query_ids: Iterable[str], name: str) -> Collection:
-    """Return the collection under a new name with some of its queries, in its order, and without triples and rows."""
+    """Return a collection with a new name and some of the queries, in the old order, without triples and rows."""
     wanted = set(query_ids)
     return replace(
         collection,
@@ -100,7 +100,7 @@ def take_queries(collection: Collection, query_ids: Iterable[str], name: str) ->
 
 
 def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Collection, Collection]:
-    """Move judged queries, chosen by hash, from train to a new validation set; their triples are removed from train.
+    """Move judged queries, chosen by hash, with their triples from train to a new validation set.
 
     Args:
         train: The training set.
@@ -111,7 +111,7 @@ def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Coll
         The remaining training set and the validation set.
 
     Raises:
-        DataError: Too few judged queries for one in each set.
+        DataError: There are too few judged queries to have one in each set.
     """
     judged = [query_id for query_id in train.queries if query_id in train.qrels]
     if not 0 < num_queries < len(judged):
@@ -134,11 +134,11 @@ def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Coll
 
 
 def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
-    """Warn of judged docs that the collection lacks; they still count in the denominator of every measure.
+    """Warn of judged docs that the collection lacks; these docs still count in the denominator of every measure.
 
     Args:
         qrels: The judgements.
-        collection: Has the docs.
+        collection: The collection with the docs.
         where: Source of the judgements, for messages; if it is a file, the message names the line.
 
     Raises:
@@ -163,13 +163,13 @@ def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
 
 
 def _located(where: str, word: str) -> str:
-    """Return `where`, with the number of the line that has this id if `where` is a file."""
+    """Return `where`; if it is a file, with the number of the first line that has this id."""
     path = Path(where)
     return line_with(path, word) if path.is_file() else where
 
 
 def check_candidates(collection: Collection, where: str) -> None:
-    """Warn of judged queries without candidates; the evaluation counts 0 for each.
+    """Warn of judged queries without candidates, which count 0 in the evaluation.
 
     Args:
         collection: Queries, docs and candidates.
@@ -203,10 +203,10 @@ def check_candidates(collection: Collection, where: str) -> None:
 
 
 def check_disjoint(splits: Splits) -> None:
-    """Refuse splits that share a query: training on test queries makes every measure worthless.
+    """Refuse splits that share a query, because training on test queries makes every measure worthless.
 
-    Two queries are the same if id and text are equal. Equal ids with different texts occur where two collections both
-    number their queries from 1.
+    Two queries are the same if both id and text are equal. Different queries may have equal ids, for example if two
+    collections number their queries from 1.
 
     Raises:
         DataError: Two splits share a query.

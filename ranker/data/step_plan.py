@@ -1,4 +1,4 @@
-"""Split an optimizer step: which query groups it has, which device gets them, and in which micro-batch."""
+"""Plan the optimizer steps: choose the groups of each step, and deal them to devices and micro-batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ranker.errors import DataError
 from ranker.hashing import mix
 
-_MAX_PERMUTED_GROUPS = 1 << 24  # above this, the order is computed on access instead of stored (`HashedOrder`)
+_MAX_PERMUTED_GROUPS = 1 << 24  # for more groups, the order is not stored but computed on access (`HashedOrder`)
 
 
 def deal(sizes: Sequence[int], bins: int) -> list[list[int]]:
@@ -39,8 +39,8 @@ def fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarr
     """Split `order` into consecutive batches of at most `max_tokens`; an item over the budget is a batch by itself.
 
     Args:
-        order: Items, in the order in which batches take them [items].
-        sizes: Tokens of each entry of `order`, integers [items].
+        order: The items, in the order of the batches [items].
+        sizes: Number of tokens of each entry of `order`, integers [items].
         max_tokens: Token budget of a batch.
 
     >>> fill(np.array([3, 1, 2]), np.array([5, 4, 9]), 10)
@@ -56,10 +56,10 @@ def fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarr
 
 
 class HashedOrder:
-    """A shuffle of `range(size)` that is computed on access and needs no memory.
+    """A shuffle of `range(size)` that takes no memory, because it is computed on access.
 
-    A Feistel cipher permutes the smallest range that has a power of 4 as its size and contains all values. It is
-    applied again until the value is below `size` (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite
+    A Feistel cipher permutes the smallest range that contains all values and whose size is a power of 4. The cipher is
+    applied repeatedly until the value is below `size` (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite
     Domains", 2002, method 3). The round function is `mix`.
 
     >>> order = HashedOrder(1000, seed=0, epoch=0)
@@ -86,7 +86,7 @@ class HashedOrder:
 
 
 def group_order(num_groups: int, seed: int, epoch: int) -> np.ndarray | HashedOrder:
-    """Return the epoch's order of groups; for very many groups (MS MARCO's triples) it is not held in memory."""
+    """Return the epoch's order of groups, which takes no memory for very many groups (MS MARCO's triples)."""
     if num_groups > _MAX_PERMUTED_GROUPS:
         return HashedOrder(num_groups, seed, epoch)
     return np.random.default_rng([seed, epoch]).permutation(num_groups)
@@ -99,14 +99,15 @@ _order = lru_cache(maxsize=2)(group_order)
 class StepPlan:
     """The optimizer steps of an epoch.
 
-    The configuration alone decides which groups a step has. Devices and memory only decide how the step is split.
+    The configuration alone decides which groups a step has. Devices and memory decide only how the step is split.
 
     Args:
-        num_groups: Groups in the training set.
-        groups_per_step: Groups per optimizer step, over all devices; the last step of an epoch may have fewer.
+        num_groups: Number of groups in the training set.
+        groups_per_step: Number of groups per optimizer step, over all devices; the last step of an epoch may have fewer
+            groups.
         max_tokens: Token budget of a micro-batch on one device.
         seed: Seed of the shuffle.
-        min_micro_batches: Smallest number of micro-batches per device and step, where there are enough groups.
+        min_micro_batches: Smallest number of micro-batches per device and step, if there are enough groups.
     """
 
     num_groups: int
@@ -125,15 +126,15 @@ class StepPlan:
         ]
 
     def micro_batches(self, sizes: Sequence[int], rank: int, world: int) -> list[list[int]]:
-        """Return this device's micro-batches, as indices into the step's groups.
+        """Return this device's micro-batches; groups are numbered within the step.
 
         Args:
-            sizes: Tokens of each group of the step.
+            sizes: Number of tokens of each group of the step.
             rank: Number of this device.
             world: Number of devices.
 
         Returns:
-            Indices per micro-batch, ascending; [] if other devices get all groups.
+            Numbers of the groups of each micro-batch, ascending; [] if other devices get all groups.
 
         Raises:
             DataError: A single group is over the budget.

@@ -1,4 +1,4 @@
-"""English stop words: words that say little about what a text is about."""
+"""English stop words: words that say little about the topic of a text."""
 
 # Pronouns, articles, auxiliaries, prepositions, conjunctions, and the parts of their contractions; no content words.
 STOP_WORDS = frozenset(

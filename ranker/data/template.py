@@ -15,14 +15,14 @@ from ranker.types import TokenBatch
 
 
 class Part(NamedTuple):
-    """The tokens that rows take from one of their texts.
+    """The tokens that rows take from a text.
 
     Attributes:
         store: The text's token store.
         rows: Row of each text in the store [rows].
-        lengths: Number of tokens to take from each text [rows], without those of `heads`; see `Template.kept`.
-        starts: Where these tokens begin in the text [rows]; None: at its first token.
-        heads: Number of tokens at the start of the text that are put before these tokens [rows]; None: none.
+        lengths: Number of tokens to take from each text [rows], not counting `heads`; see `Template.kept`.
+        starts: Position in the text where these tokens begin [rows]; None: at the first token.
+        heads: Number of tokens from the start of the text that are put before these tokens [rows]; None: none.
     """
 
     store: TokenStore
@@ -34,14 +34,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Affixes:
-    """Literal text of a prompt that is tokenized, and stored, together with a text, since tokens merge over the border.
+    """Literal text of a prompt that is tokenized and stored together with a text, because their tokens may merge.
 
     Args:
         prefix: The literal before the text.
         prefix_tokens: Number of tokens of `prefix` at the start of each stored text.
         suffix: The literal after the text.
-        suffix_tokens: Number of tokens of `suffix` by itself. The special tokens after the text begin with them. A
-            truncated text is followed by them; a whole text ends with the suffix as it is in the store.
+        suffix_tokens: Number of tokens of `suffix` alone. The special tokens after the text begin with these tokens,
+            which follow a truncated text. A whole text has the suffix in the store.
     """
 
     prefix: str = ""
@@ -50,32 +50,32 @@ class Affixes:
     suffix_tokens: int = 0
 
     def around(self, text: str) -> str:
-        """Return a text as it is tokenized and stored."""
+        """Return a text with its affixes, in the form that is tokenized and stored."""
         return self.prefix + text + self.suffix
 
     def stored_tokens(self, max_tokens: int) -> int:
-        """Return how many tokens of a text to store: one more than fit, which shows that its suffix is cut off."""
+        """Return how many tokens of a text to store: one more than fit, to show that the suffix is cut off."""
         return max_tokens + self.prefix_tokens + (self.suffix_tokens + 1 if self.suffix else 0)
 
 
 @dataclass(frozen=True)
 class Template:
-    """The special tokens around texts, as the tokenizer puts them: `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
+    """The tokenizer's special tokens around texts, such as `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
 
     Args:
-        specials: Special token ids before the first text, after it and, in a pair, after the second.
+        specials: Special token ids before the first text, after the first text and, in a pair, after the second text.
         segments: Segment (token type) id of each text.
-        fill_to: Rows with fewer tokens are filled up to this many at their end (ColBERT's query expansion); 0 fills
-            nothing.
+        fill_to: Rows with fewer tokens are filled at their end up to this number (ColBERT's query expansion); 0: no
+            filling.
         fill_token: Token id of the filling.
         attend_fill: Whether tokens attend to the filling.
         max_tokens: Longest row; None: the encoder's limit.
-        prefix: Prompt that is tokenized together with each text, and stored with it. Used for tokenizers whose tokens
-            differ if prompt and text are tokenized separately.
+        prefix: Prompt that is tokenized and stored together with each text, for tokenizers that give other tokens if
+            prompt and text are tokenized separately.
         prefix_tokens: Number of tokens of `prefix` at the start of each text in the store.
         special_segments: Segment id of each special token. Empty: a special token has the segment of the text before
-            it; at the start, that of the first text.
-        affixes: The affixes of each text of a pair with a prompt, those of the query first.
+            it; special tokens at the start have the segment of the first text.
+        affixes: The affixes of the query and of the doc, for a pair with a prompt.
         doc_first: Whether the doc of a pair comes before the query.
     """
 
@@ -93,10 +93,10 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any, texts: int) -> Template:
-        """Derive the layout of 1 or 2 texts from what a fast tokenizer returns for them.
+        """Derive the layout of 1 or 2 texts from the output of a fast tokenizer.
 
-        If the tokenizer returns no token types by default, all segments are 0. If it puts no special token around a
-        text, an empty text becomes a row of one token: the end-of-text token.
+        If the tokenizer returns no token types by default, all segments are 0. If the tokenizer puts no special token
+        around a text, an empty text becomes a row with one token, the end-of-text token.
         """
         encoded = tokenizer(*(["a", "b"][:texts]))
         token_ids = encoded["input_ids"]
@@ -121,14 +121,14 @@ class Template:
 
     @property
     def num_special(self) -> int:
-        """Number of special tokens in a row."""
+        """The number of special tokens in a row."""
         return sum(map(len, self.specials))
 
     def with_prompt(self, tokens: Sequence[int], prefix: str = "", prefix_tokens: int = 0) -> Template:
         """Return this layout with a prompt before the first text.
 
         Args:
-            tokens: Token ids of a prompt that is tokenized by itself.
+            tokens: Token ids of a prompt that is tokenized alone.
             prefix: Text of a prompt that is tokenized together with the text.
             prefix_tokens: Number of tokens of `prefix`.
         """
@@ -146,43 +146,43 @@ class Template:
         )
 
     def affixes_of(self, text: int) -> Affixes:
-        """Return what is stored together with a text: 0 is the query, or the only text, and 1 the doc of a pair."""
+        """Return the affixes of a text: `text` 0 is the query or the only text, 1 is the doc of a pair."""
         return self.affixes[text] if self.affixes else Affixes(self.prefix, self.prefix_tokens)
 
     def kept(self, text: int, stored: np.ndarray, longest: int) -> np.ndarray:
-        """Return how many tokens of each text a row keeps, with the prefix and without the suffix, int64 [rows].
+        """Return how many tokens of each text a row keeps, prefix included, suffix not included, int64 [rows].
 
         Args:
             text: See `affixes_of`.
-            stored: Tokens of each text in the store [rows].
+            stored: Number of tokens of each text in the store [rows].
             longest: Largest number of tokens of a text.
         """
         return np.clip(stored.astype(np.int64) - self.affixes_of(text).suffix_tokens, 0, longest)
 
     @property
     def num_added(self) -> int:
-        """Number of tokens in a row that do not come from its texts: special tokens and the prompt."""
+        """The number of tokens in a row that come from special tokens and the prompt."""
         return self.num_special + self.prefix_tokens
 
     def row_lengths(self, text_lengths: np.ndarray) -> np.ndarray:
-        """Return the tokens of each row, special tokens and filling included, int64 [rows].
+        """Return the number of tokens of each row, special tokens and filling included, int64 [rows].
 
         Args:
-            text_lengths: Tokens of each row's texts, as stored (a prefix included) [rows].
+            text_lengths: Number of stored tokens of each row's texts, a prefix included [rows].
         """
         return np.maximum(text_lengths + self.num_special, self.fill_to)
 
     def lay_out(self, texts: Sequence[Part | tuple[TokenStore, np.ndarray, np.ndarray]]) -> TokenBatch:
-        """Copy stored tokens into one ragged batch.
+        """Copy stored tokens into a ragged batch.
 
         Args:
-            texts: What rows take from each of their texts, the query first.
+            texts: The tokens that rows take from each of their texts, the query first.
         """
         parts = [Part(*text) for text in texts]
         rows, order = len(parts[0].rows), range(len(parts))
         if self.doc_first:
             order, parts = order[::-1], parts[::-1]
-        # Widths of the blocks of a row: special tokens, text, special tokens, ..., filling
+        # The widths of the blocks of each row: special tokens, text, special tokens, ..., filling
         widths = [np.full(rows, len(self.specials[0]))]
         for part, after in zip(parts, self.specials[1:], strict=True):
             taken = part.lengths if part.heads is None else part.lengths + part.heads
@@ -191,7 +191,7 @@ class Template:
         block_widths = np.stack([*widths, np.maximum(self.fill_to - unfilled_lengths, 0)], axis=1)
         starts = np.cumsum(block_widths.ravel()).reshape(block_widths.shape) - block_widths
         total = int(block_widths.sum())
-        # Positions that are not written below keep the filling
+        # all positions get the filling first; texts and special tokens replace it below
         tokens, segments = np.full(total, self.fill_token, dtype=np.int64), np.zeros(total, dtype=np.int64)
         for i, special in enumerate(self.specials):
             for j, token in enumerate(special):
@@ -208,7 +208,7 @@ class Template:
             if begins is not None:
                 first = first + begins
             suffix = self.affixes_of(order[i]).suffix_tokens
-            if suffix:  # a whole text brings its suffix, whose tokens may differ from those of the suffix alone
+            if suffix:  # the store has the suffix of a whole text; its tokens may differ from those of the suffix alone
                 whole = store.offsets[store_rows + 1] - first == lengths + suffix
                 lengths = lengths + suffix * whole
             target = ranges(target_starts, lengths)

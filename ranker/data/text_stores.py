@@ -19,8 +19,8 @@ class TextStores:
     """Opens the token stores of collections, or builds them; each store is opened once.
 
     Args:
-        inputs: What the scorer reads.
-        limits: Maximum text lengths in tokens; the limit of queries includes their instruction.
+        inputs: The form of the batches that the scorer reads.
+        limits: Maximum text lengths in tokens; the limit of a query includes its instruction.
         longest_query: Maximum length of a query without its instruction, in tokens.
         cache_dir: Folder of the stores.
     """
@@ -41,7 +41,7 @@ class TextStores:
         )
 
     def queries(self, collection: Collection) -> TokenStore:
-        """Return the store of a collection's queries, with their instructions if the scorer takes some."""
+        """Return the store of a collection's queries, with their instructions if the scorer takes instructions."""
         queries, rows = collection.queries, collection.rows
         fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
         texts: Callable[[], Iterable[tuple[str, str]]] = queries.items
@@ -69,7 +69,7 @@ class TextStores:
     ) -> TokenStore:
         """Open or build the store of some texts.
 
-        With affixes, each text is tokenized together with them. Such a store is separate from one without affixes.
+        Each text is tokenized together with its affixes. Stores with and without affixes are separate.
         """
         if affixes.prefix:
             fingerprint = f"{fingerprint} after {affixes.prefix!r}"
@@ -88,7 +88,7 @@ class TextStores:
         return self._stores[key]
 
     def title_lengths(self, collection: Collection) -> np.ndarray | None:
-        """Return the tokens of each doc's title in the order of the doc store, if windows repeat it."""
+        """Return the number of tokens of each doc's title, in the order of the doc store, if windows repeat titles."""
         windows, docs = self._inputs.windows, collection.docs
         if windows is None or not windows.title:
             return None

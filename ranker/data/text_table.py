@@ -1,4 +1,4 @@
-"""Texts in memory-mapped files, each text once. They are found by a hash of the text, or by given ids."""
+"""Tables of different texts in memory-mapped files. A text is found by its hash or by a given id."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ranker.data.token_writer import map_array
 from ranker.errors import DataError
 from ranker.hashing import digest
 
-KEY = np.dtype([("high", "<u8"), ("low", "<u4")])  # the first 96 bits of BLAKE2b; `high` finds, `low` checks
+KEY = np.dtype([("high", "<u8"), ("low", "<u4")])  # 96 bits of BLAKE2b; `low` is compared after a search by `high`
 _SPLIT = np.dtype([("high", ">u8"), ("low", ">u4")])
 _CHUNK = 4096
 
 
 def key_of(words: list[str]) -> np.ndarray:
-    """Return the keys of texts or ids, `KEY` [words]; equal words have equal keys."""
+    """Return the keys of texts or ids, `KEY` [words]; equal texts have equal keys."""
     digests = b"".join(hashlib.blake2b(word.encode(), digest_size=12).digest() for word in words)
     return np.frombuffer(digests, dtype=_SPLIT).astype(KEY)
 
@@ -28,19 +28,19 @@ def key_of(words: list[str]) -> np.ndarray:
 class KeyNumbers:
     """Numbers keys from 0 in the order of their first appearance; each key takes 16 bytes of memory.
 
-    Keys are in sorted runs. Two runs are merged when the older one is less than twice as long, so each key is merged a
-    logarithmic number of times.
+    Keys are in sorted runs. Two runs are merged if the older run is less than twice as long as the newer run, so each
+    key is merged a logarithmic number of times.
     """
 
     def __init__(self) -> None:
-        self._runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # high, sorted; low; number
+        self._runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # arrays of a run: sorted high, low, number
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Return the numbers of keys, int64 [keys]; -1 for a key that has none."""
+        """Return the numbers of keys, int64 [keys]; -1 for a key without a number."""
         numbers = np.full(len(keys), -1, dtype=np.int64)
         for high, low, known in self._runs:
             places = np.minimum(np.searchsorted(high, keys["high"]), len(high) - 1)
@@ -64,7 +64,7 @@ class KeyNumbers:
         high, first, inverse = np.unique(fresh["high"], return_index=True, return_inverse=True)
         if np.any(fresh["low"][first][inverse] != fresh["low"]):
             raise DataError("rows: expected texts of different hashes, got two that share 64 bits; change one")
-        new_numbers = np.empty(len(first), dtype=np.int32)  # in the order of first appearance, not of the keys
+        new_numbers = np.empty(len(first), dtype=np.int32)  # numbered in the order of first appearance
         new_numbers[np.argsort(first)] = self._count + np.arange(len(first), dtype=np.int32)
         numbers[unknown] = new_numbers[inverse]
         self._count += len(first)
@@ -83,18 +83,18 @@ class KeyNumbers:
         older, newer = self._runs[-2:]
         del self._runs[-2:]
         high = np.concatenate([older[0], newer[0]])
-        order = np.argsort(high, kind="stable")  # merges two sorted runs in linear time
+        order = np.argsort(high, kind="stable")  # a stable sort merges two sorted runs in linear time
         low, number = (np.concatenate([older[i], newer[i]])[order] for i in (1, 2))
         self._runs.append((high[order], low, number))
 
 
 class TextWriter:
-    """Writes the files of a `TextTable`; texts go to the disk at once, only their keys stay in memory.
+    """Writes the files of a `TextTable`. Texts are written to the disk at once; only their keys stay in memory.
 
     Args:
         folder: Folder of the files.
         name: First part of the files' names.
-        given_ids: Whether ids are given. Otherwise a text's id is its key, 24 hexadecimal digits.
+        given_ids: Whether the caller gives ids. Otherwise the id of a text is its key, 24 hexadecimal digits.
     """
 
     def __init__(self, folder: Path, name: str, given_ids: bool = False) -> None:
@@ -107,11 +107,11 @@ class TextWriter:
         self._ends = {"texts": 0, "ids": 0}
 
     def add(self, texts: list[str], keys: np.ndarray | None = None) -> np.ndarray:
-        """Add texts, and return their numbers, int64 [texts]; equal texts get one number.
+        """Add texts and return their numbers, int64 [texts]; equal texts have the same number.
 
         Args:
             texts: The texts.
-            keys: Their keys, if another process has computed them.
+            keys: The keys of the texts, if another process has computed the keys.
         """
         keys = key_of(texts) if keys is None else keys
         numbers, new = self.numbers.add(keys)
@@ -121,10 +121,10 @@ class TextWriter:
         return numbers
 
     def add_given(self, ids: list[str], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Add texts under their ids; if an id is repeated, its first text counts.
+        """Add texts with their ids; if an id is repeated, its first text is stored.
 
         Returns:
-            Numbers, int64 [texts]; and the indices of the ids that are new, int64 [new].
+            The numbers, int64 [texts]; and the indices of the new ids, int64 [new].
         """
         keys = key_of(ids)
         numbers, new = self.numbers.add(keys)
@@ -148,7 +148,7 @@ class TextWriter:
             self._ends[name] = int(ends[-1])
 
     def close(self) -> str:
-        """Finish the files; returns the fingerprint of ids and texts."""
+        """Finish the files, and return the fingerprint of ids and texts."""
         for file in self._files.values():
             file.close()
         self.numbers.sorted_numbers().astype("<i4").tofile(self._order_path)
@@ -156,12 +156,12 @@ class TextWriter:
 
 
 class TextTable:
-    """Texts of a finished table, numbered from 0, with their ids; everything is mapped, nothing is read.
+    """The texts of a finished table, numbered from 0, with their ids. The files are mapped and read on access.
 
     Args:
         folder: Folder of the files.
         name: First part of the files' names.
-        fingerprint: Hash of ids and texts, as `TextWriter.close` returned it.
+        fingerprint: Hash of ids and texts, which `TextWriter.close` returned.
     """
 
     def __init__(self, folder: Path, name: str, fingerprint: str) -> None:
@@ -209,7 +209,7 @@ class TextTable:
                 high, low = key_of([text_id])[0].tolist()
             else:
                 high, low = int(text_id[:16], 16), int(text_id[16:], 16)
-        except ValueError:  # no hexadecimal digits, or characters that UTF-8 can't hold
+        except ValueError:  # not hexadecimal, or with characters that UTF-8 does not have
             return -1
         start, stop = 0, len(self)
         while start < stop:
@@ -252,7 +252,7 @@ class TableDocs:
 
 
 class TableQueries(Mapping[str, str]):
-    """Some texts of a table as query_id -> text, in the order of their numbers.
+    """A mapping query_id -> text of some texts of a table, in the order of their numbers.
 
     Args:
         table: The table.
@@ -284,7 +284,7 @@ class TableQueries(Mapping[str, str]):
         return _Items(self)
 
     def index(self, number: int) -> int:
-        """Return the position of a number among these queries; -1 if it is not one of them."""
+        """Return the position of a number among these queries; -1 if no query has this number."""
         if self._members is None or number < 0:
             return number
         place = int(np.searchsorted(self._members, number))

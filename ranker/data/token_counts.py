@@ -1,4 +1,4 @@
-"""Counts of tokens over a collection."""
+"""Count tokens over a collection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from ranker.data.ragged import ranges
 from ranker.data.token_store import TokenStore
 
-DOCS = 16384  # docs counted at a time
+DOCS = 16384  # number of docs that are counted at a time
 
 
 def document_frequencies(store: TokenStore, max_tokens: int, size: int) -> np.ndarray:
@@ -15,7 +15,7 @@ def document_frequencies(store: TokenStore, max_tokens: int, size: int) -> np.nd
 
     Args:
         store: The texts.
-        max_tokens: Tokens of a text that count.
+        max_tokens: Number of first tokens of a text that count.
         size: Number of token ids.
     """
     counts = np.zeros(size, dtype=np.int64)

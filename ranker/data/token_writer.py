@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # increase it when the file format changes; stores of another format are neither read nor changed
-MAX_ID_BYTES = 512  # every id takes the space of the longest one, so one very long id could fill the disk
+FORMAT = 1  # increase this number when the files change; stores with another format are neither read nor changed
+MAX_ID_BYTES = 512  # every id takes the space of the longest id, so one very long id could fill the disk
 MAX_CHUNK_CHARS = 1_000_000  # limit of a chunk of long texts: a token takes about 100 bytes while it is processed
-MAX_THREADS = 32  # more threads are not faster, because of the interpreter lock, and each holds a chunk in memory
-BLOCK = 1 << 20  # ids are compared in blocks of this number, to bound memory
+MAX_THREADS = 32  # more threads are not faster, because of the interpreter lock, and each thread has a chunk in memory
+BLOCK = 1 << 20  # number of ids that are compared at a time, to bound memory
 LOG_SECONDS = 30
 MANY_UNKNOWN = 0.1  # share of unknown tokens above which a warning is logged
 MOST_UNKNOWN = 0.5  # share of unknown tokens above which the build fails
-FEW_TOKENS = 1000  # with fewer tokens, the shares may be due to chance, so they are not checked
-BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
+FEW_TOKENS = 1000  # with fewer tokens, the shares are not checked, because they may be due to chance
+BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's byte strings end at a NUL, and UTF-8 has no surrogates
 Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
 
 
@@ -49,7 +49,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
         ConfigError: The tokenizer is not a fast one.
     """
     state = json.loads(_backend(tokenizer).to_str())
-    state["padding"] = state["truncation"] = None  # the tokenizer's last call left them there
+    state["padding"] = state["truncation"] = None  # the last call of the tokenizer has set both
     options = [
         bool(getattr(tokenizer, "split_special_tokens", False)),
         sorted(tokenizer.all_special_tokens),
@@ -59,9 +59,9 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 class TextEncoder:
-    """Tokenize texts with a private copy of the tokenizer, so that the caller's is not modified; thread-safe.
+    """Tokenizes texts with a copy of the tokenizer, so that the caller's tokenizer does not change; thread-safe.
 
-    The result has no id of a control token (padding, separator, ...), whatever the text contains.
+    The result never has the id of a control token (padding, separator, ...), with any text.
 
     Raises:
         ConfigError: The tokenizer is not a fast one, or `max_tokens` is not positive.
@@ -73,13 +73,13 @@ class TextEncoder:
         backend = copy.deepcopy(_backend(tokenizer))
         backend.no_padding()
         backend.enable_truncation(max_tokens, direction="right")
-        # A literal [SEP] in a text is text. Copying loses this setting, so it is set on the copy
+        # A literal [SEP] in a text is text. A copy of the tokenizer loses this setting, so it is set here
         backend.encode_special_tokens = True
         self._tokenizer: Any = backend
         added = backend.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         special |= {tokenizer.convert_tokens_to_ids(token): token for token in tokenizer.all_special_tokens}
-        for allowed in (tokenizer.unk_token_id, None):  # None: the key of special tokens that have no id
+        for allowed in (tokenizer.unk_token_id, None):  # None is the key of special tokens without an id
             special.pop(allowed, None)
         num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0)
         self._is_control = np.zeros(num_ids, dtype=bool)
@@ -92,8 +92,8 @@ class TextEncoder:
         """Return the number of tokens of each text, int64 [texts], and all token ids, `dtype` [tokens]."""
         lengths, tokens = self._ids(texts)
         if self._is_control[tokens].any():
-            # Unigram models, and models that split at spaces only, find the literal in their vocabulary. A space inside
-            # the literal prevents this.
+            # Unigram models, and models that split at spaces only, would find the literal in their vocabulary. A space
+            # inside the literal prevents this.
             lengths, tokens = self._ids(
                 [self._literal.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) for text in texts]
             )
@@ -105,10 +105,10 @@ class TextEncoder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
-        self._tokenizer.encode_special_tokens = True  # which pickling loses, too
+        self._tokenizer.encode_special_tokens = True  # pickling loses this setting
 
     def _encode(self, texts: list[str]) -> list[Any]:
-        # The fast variant does not compute character offsets
+        # encode_batch_fast does not compute character offsets
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         encodings: list[Any] = encode(texts, add_special_tokens=False)
         return encodings
@@ -116,13 +116,13 @@ class TextEncoder:
     def _ids(self, texts: list[str]) -> Encoded:
         try:
             encodings = self._encode(texts)
-        except TypeError:  # a lone surrogate, valid in JSON but not in UTF-8, becomes U+FFFD
+        except TypeError:  # a lone surrogate, which JSON allows and UTF-8 does not, becomes U+FFFD
             texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
             encodings = self._encode(texts)
         lengths, tokens = array("q"), array("I")
         for (
             encoding
-        ) in encodings:  # one list of Python integers at a time: all lists together take ten times the memory
+        ) in encodings:  # one list of Python integers at a time, because all lists together take ten times the memory
             ids = encoding.ids
             lengths.append(len(ids))
             tokens.extend(ids)
@@ -148,14 +148,14 @@ def write_store(
         chunk: Number of texts that a thread tokenizes at a time.
 
     Raises:
-        ConfigError: As `TextEncoder`.
+        ConfigError: See `TextEncoder`.
         DataError: An id is a duplicate, not a string, too long or contains a NUL; or a text is not a string; or most
             tokens are unknown.
     """
     encoder = TextEncoder(tokenizer, max_tokens)
     started = time.monotonic()
     next_log = started + LOG_SECONDS
-    widths: list[tuple[int, int]] = []  # number of ids and bytes per id of each chunk
+    widths: list[tuple[int, int]] = []  # of each chunk: number of ids, and bytes per id
     rows = ends = unknown = 0
     with (
         _Writer(folder / "tokens.bin") as tokens,
@@ -201,7 +201,7 @@ def write_store(
 
 
 def _check_known(folder: Path, tokenizer: PreTrainedTokenizerFast, unknown: int, total: int) -> None:
-    """Warn of (or refuse) a tokenizer for which a large share of the tokens is unknown."""
+    """Warn if a large share of the tokens is unknown to the tokenizer; refuse an even larger share."""
     if total < FEW_TOKENS or unknown <= MANY_UNKNOWN * total:
         return
     what = f"{unknown / total:.0%} of {total} tokens are {tokenizer.unk_token}"
@@ -215,7 +215,7 @@ def _check_known(folder: Path, tokenizer: PreTrainedTokenizerFast, unknown: int,
 
 def map_array(path: Path, dtype: str) -> np.ndarray:
     """Map a flat array from a file, read-only."""
-    # Slices of a plain view cost less than those of np.memmap; an empty file can't be mapped
+    # Slices of a plain view cost less than slices of np.memmap; an empty file can't be mapped
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype=dtype)
 
 
@@ -232,7 +232,7 @@ def _backend(tokenizer: PreTrainedTokenizerFast) -> Any:
 def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.ndarray, list[str]]]:
     """Yield ids (bytes) and texts in chunks.
 
-    A chunk has at most `chunk` texts, and ends with the text that makes it `MAX_CHUNK_CHARS` characters or longer.
+    A chunk has at most `chunk` texts, and ends when it has `MAX_CHUNK_CHARS` characters or more.
     """
     ids: list[bytes] = []
     batch: list[str] = []
@@ -262,9 +262,9 @@ def _encoded(
 ) -> Generator[tuple[np.ndarray, Encoded]]:
     """Tokenize chunks in threads and yield them in order, with a bounded number in progress.
 
-    The tokenizer's own thread pool is not used. It would outlive the build, and a DataLoader worker that forks later
-    would inherit the pool's locks without its threads (a deadlock, or a warning per worker). The tokenizer releases the
-    interpreter lock, so Python threads scale as well.
+    The tokenizer's own thread pool is not used, because it would outlive the build: a DataLoader worker that forks
+    later would inherit the pool's locks without its threads, which gives a deadlock, or a warning per worker. Python
+    threads are as fast, because the tokenizer releases the interpreter lock.
     """
     cores = available_cores()
     threads = min(cores, MAX_THREADS)
@@ -305,7 +305,7 @@ def _index_ids(folder: Path, widths: list[tuple[int, int]], id_bytes: int) -> di
 
 
 class _Writer:
-    """A file that is written sequentially, with its size and checksum."""
+    """Writes a file sequentially, and computes its size and checksum."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._bytes, self._crc = path.open("wb"), 0, 0
@@ -329,7 +329,7 @@ class _Writer:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within a block."""
+    """Set an environment variable inside a block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""Choose the training groups of a training set: its triples, its rows, or draws from judgements and candidates."""
+"""Choose the training groups of a set: its triples, draws from its rows, or draws from judgements and candidates."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def sampler_of(
     Args:
         collection: A training set.
         collator: The collator over its token stores.
-        options: Size of a group and of its pools; triples ignore it.
-        train_docs: Where the docs and labels of groups come from.
+        options: Size of a group and of its pools; triples ignore these options.
+        train_docs: Sources of the docs and labels of groups.
         cache_dir: Folder for the rows of triples.
 
     Raises:
-        ConfigError: Rows with a teacher's scores, and in-batch negatives.
-        DataError: See `JudgedGroups`; or a run of negatives or of a teacher is for other queries.
+        ConfigError: Rows have a teacher's scores, and in-batch negatives are on.
+        DataError: See `JudgedGroups`; or a run of negatives or of a teacher has other queries.
     """
     if takes_triples(collection, train_docs):
         if options.num_docs != 2 or options.positives != 1:

@@ -1,4 +1,4 @@
-"""TREC files: qrels, runs and candidates. Errors name file and line; files are written whole or not at all."""
+"""Read and write TREC files: qrels, runs, candidates. Errors name file and line. No file is written partly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 QRELS_COLUMNS = "query_id iteration doc_id relevance"
 RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
-_CHUNK_DOCS = 65_536  # number of ids that are held as Python objects before they are packed into an array
+_CHUNK_DOCS = 65_536  # so many ids are Python objects before they are packed into an array
 
 
 # reading
@@ -37,7 +37,7 @@ _CHUNK_DOCS = 65_536  # number of ids that are held as Python objects before the
 
 
 def read_qrels(path: str | Path) -> Qrels:
-    r"""Read judgements: 4 columns, plain or gzip. A repeated line is dropped with a warning.
+    r"""Read judgements of 4 columns, plain or gzipped. A repeated line is dropped with a warning.
 
     Raises:
         DataError: The file is missing, empty or malformed, or has two grades for one query and doc.
@@ -71,11 +71,11 @@ def read_qrels(path: str | Path) -> Qrels:
 
 
 def read_run(path: str | Path, single: bool = False) -> Run:
-    """Read a run: 6 columns, plain or gzip, lines in any order; the rank column is not used.
+    """Read a run of 6 columns, plain or gzipped. Lines may be in any order; the rank column is not used.
 
     Args:
         path: The file.
-        single: Whether scores must be finite in single precision too, as those of a teacher.
+        single: Whether scores must also be finite in single precision, as a teacher's scores must be.
 
     Raises:
         DataError: The file is missing, empty or malformed, a score is not a finite number, or a query has a doc twice.
@@ -89,13 +89,13 @@ def read_run(path: str | Path, single: bool = False) -> Run:
 def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str, float]]:
     """Yield (query_id, doc_id, score) line by line, with the checks of `read_run`.
 
-    It takes 8 bytes of memory per line if the lines of each query are consecutive.
+    If the lines of each query are consecutive, this takes 8 bytes of memory per line.
     """
     path = Path(path)
     seen = _SeenDocs()
     last, query_id = b"", ""
     for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
-        if query != last:  # most lines have the query of the line before
+        if query != last:  # most lines have the query of the previous line
             last, query_id = query, _text(path, line, query)
         doc_id, score = _text(path, line, doc), _score(path, line, number, single)
         if not seen.is_new(query_id, doc_id):
@@ -109,9 +109,9 @@ def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str,
 def read_candidates(path: str | Path) -> Candidates:
     """Read a run as candidates to re-rank, in trec_eval's order; 7 million lines take about 230 MB.
 
-    Scores keep double precision: if two of them became equal by rounding, the tie rule would change their order.
+    Scores stay float64, because rounding could make two scores equal, and the tie rule would then change their order.
 
-    A doc that a query has twice is kept once, with its best score, and a warning is logged.
+    If a query has a doc twice, the best score is kept, and a warning is logged.
 
     Raises:
         DataError: The file is missing, empty or malformed, or a score is not finite in single precision.
@@ -144,8 +144,8 @@ def _read_columns(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.nda
     """Read the lines of a run into arrays.
 
     Returns:
-        Query ids in the order of their first lines; number of each line's query, integers [lines]; doc ids, UTF-8 in a
-        bytes array [lines]; and scores, float64 [lines].
+        The query ids in the order of their first lines; the number of each line's query, integers [lines]; the doc ids,
+        UTF-8 in a bytes array [lines]; the scores, float64 [lines].
     """
     numbers: dict[bytes, int] = {}
     query_of_line, scores = array("i"), array("d")
@@ -173,14 +173,14 @@ def _read_columns(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.nda
 
 
 def _best_first(doc_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return indices of one query's docs in trec_eval's order, each doc once, int64 [docs]."""
+    """Return the indices of one query's different docs in trec_eval's order, int64 [docs]."""
     order = np.arange(len(scores)) if np.all(np.diff(scores) < 0) else np.lexsort((doc_ids, scores))[::-1]
     first = np.unique(doc_ids[order], return_index=True)[1]
     return order if len(first) == len(order) else order[np.sort(first)]
 
 
 class _SeenDocs:
-    """Docs listed so far in a run: 8-byte hashes for finished queries, and a set for the current query."""
+    """The docs so far in a run: a set for the current query, 8-byte hashes for earlier queries."""
 
     def __init__(self) -> None:
         self._query_id: str | None = None
@@ -206,7 +206,7 @@ class _SeenDocs:
 def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
     """Yield line numbers and columns.
 
-    Lines are split as trec_eval does, at ASCII white space only, since ids may contain U+00A0 or U+2028.
+    As in trec_eval, lines are split at ASCII white space only, because ids may contain U+00A0 or U+2028.
     """
     num_columns = len(layout.split())
     doc_column = layout.split().index("doc_id")
@@ -286,7 +286,7 @@ def line_with(path: Path, word: str) -> str:
 
 
 def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
-    """Write a run (gzip if the name ends in .gz): ranks 1..n in trec_eval's order, scores with all digits.
+    """Write a run, with ranks 1..n in trec_eval's order and all digits of scores; gzipped if the name ends in .gz.
 
     Raises:
         DataError: The run has no docs, an id or the tag is empty or has white space, or a score is not finite.
@@ -308,7 +308,7 @@ def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
 
 
 def write_qrels(path: str | Path, qrels: Qrels) -> None:
-    """Write judgements (gzip if the name ends in .gz).
+    """Write judgements, gzipped if the name ends in .gz.
 
     Raises:
         DataError: An id is empty or has white space.

@@ -1,4 +1,4 @@
-"""Training triples: groups of two docs, and the memory-mapped file of store rows that all processes and runs share."""
+"""Training triples: groups of two docs, and a memory-mapped file of store rows that processes and runs share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ranker.hashing import digest
 
 log = logging.getLogger(__name__)
 
-_ROW = 3 * 4  # bytes of a triple
+_ROW = 3 * 4  # number of bytes of a triple
 
 
 class TripleGroups:
-    """One group per training triple (query, more relevant doc, less relevant doc); nothing is drawn.
+    """One group per training triple (query, more relevant doc, less relevant doc); the docs are not drawn.
 
     Args:
-        rows: Query row and the two docs' rows of each triple, int32 [triples, 3]; may be a mapped file.
+        rows: Row of the query and rows of the two docs of each triple, int32 [triples, 3]; may be a mapped file.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -38,15 +38,15 @@ class TripleGroups:
         return len(self.query_rows)
 
     def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002
-        """Return the triples' doc rows [groups, 2] and labels 1, 0; a triple is the same in every epoch."""
+        """Return the triples' doc rows [groups, 2] with the labels 1 and 0; every epoch has the same triples."""
         rows = self._docs[groups].astype(np.int64)
         return rows, np.tile(np.array([1.0, 0.0], dtype=np.float32), (len(groups), 1))
 
     def fingerprint(self) -> str:
         """Return the number of triples and a hash of every n-th triple.
 
-        n is the number of triples divided by 10,000, rounded down, and at least 1. A large file is not hashed as a
-        whole, because it may be larger than memory.
+        n is the number of triples divided by 10,000, rounded down, and at least 1. A part of the triples is hashed,
+        because the file may be larger than memory.
         """
         every = max(1, len(self) // 10_000)
         return f"{len(self)} {digest(self.query_rows[::every], self._docs[::every])}"
@@ -58,8 +58,8 @@ def triple_rows(
     """Return the store rows of (query, more relevant doc, less relevant doc), int32 [triples, 3].
 
     Triples with a `fingerprint` are looked up once and cached in a file: 12 bytes per triple, 4.8 GB for MS MARCO's 397
-    million. Only the pages that a step reads are loaded into memory. The file appears whole or not at all; one process
-    makes it while the others wait. Triples without a fingerprint are looked up in memory.
+    million. Only the pages that a step reads are loaded into memory. One process writes the file while other processes
+    wait, and the file appears complete or not at all. Triples without a fingerprint are looked up in memory.
 
     Args:
         collection: A collection with triples.
@@ -106,7 +106,7 @@ def _looked_up(
 
 
 def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
-    remove_partial(path)  # left by a killed process: the caller holds the lock
+    remove_partial(path)  # a killed process has left this file, because the caller holds the lock
     with write_whole(path, binary=True) as file:
         for part in parts:
             file.write(part.tobytes())
@@ -115,7 +115,7 @@ def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
 
 
 def _check(path: Path) -> None:
-    """Compare the file with its checksum; files of an earlier version have none, so only their size is checked."""
+    """Compare the file with its checksum; for a file of an earlier version, without a checksum, check the size."""
     fix = f"the file is damaged; delete {path}, and the next run will rebuild it"
     sum_path = path.with_suffix(".json")
     if path.stat().st_size % _ROW:

@@ -1,4 +1,4 @@
-"""Docs of a file of lines `id`, tab, text, read where they are needed."""
+"""Docs of a file of lines `id`, tab, text, which are read on access."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ranker.data.separated import SortedIds, field_bounds, fields, whole_lines
 from ranker.errors import DataError
 from ranker.files import write_whole
 
-_READ = 1 << 22  # bytes that are read at a time when all docs are
+_READ = 1 << 22  # number of bytes per read in a pass over all docs
 
 
 class TsvDocs:
-    """Docs of a file like MS MARCO's `collection.tsv`; only ids and positions are in memory, some 30 bytes a doc.
+    """Docs of a file such as MS MARCO's `collection.tsv`; only ids and positions are in memory, some 30 bytes a doc.
 
-    Texts are read from the file and not mapped, so a pass over all docs takes no memory. Several processes may read.
+    Texts are read from the file on access, so that a pass over all docs takes no memory. Several processes may read.
 
     Args:
         path: The file.
 
     Raises:
-        DataError: A line does not have exactly two columns, or ends in a carriage return; or an id is there twice.
+        DataError: A line does not have exactly two columns, or ends in a carriage return; or an id is repeated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class TsvDocs:
             self._file, self._process_id = os.open(self.path, os.O_RDONLY), os.getpid()
         start, stop = int(self._offsets[first]), int(self._offsets[last])
         parts = b""
-        while len(parts) < stop - start:  # a call may return less
+        while len(parts) < stop - start:  # a call may return fewer bytes
             part = os.pread(self._file, stop - start - len(parts), start + len(parts))
             if not part:
                 break  # the last line has no line feed
@@ -110,7 +110,7 @@ class TsvDocs:
         return self._ids.row(doc_id) >= 0
 
     def known(self, ids: np.ndarray) -> np.ndarray:
-        """Return which ids, UTF-8 in a bytes array [ids], are those of docs, bool [ids]."""
+        """Return which ids, UTF-8 in a bytes array [ids], belong to docs, bool [ids]."""
         return self._ids.known(ids)
 
     def __getstate__(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Rows of windows: what each takes from its doc, whether it fits, and the row ids, on which dropout depends."""
+"""Rows of windows: their tokens, the check that a window fits, and the row ids, on which dropout depends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ranker.types import TokenBatch
 if TYPE_CHECKING:
     from ranker.data.collate import ScorerInputs, TextLimits
 
-# Row ids of a doc's windows are this far apart. A step has fewer queries and docs, so no two rows share an id, and the
-# first window has the id of the whole doc.
+# Difference between the row ids of consecutive windows of a doc. A step has fewer queries and docs, so all row ids are
+# different. The first window has the id of the whole doc.
 WINDOW_IDS = 2**24
 
 
 def check_room(inputs: ScorerInputs, limits: TextLimits) -> None:
-    """Check that a window fits into a row together with everything else that the row may hold.
+    """Check that a window fits into a row together with all other tokens of the row.
 
     Raises:
         ConfigError: The window does not fit, or BM25 would select windows for a model that reads docs without the
@@ -60,14 +60,14 @@ def check_room(inputs: ScorerInputs, limits: TextLimits) -> None:
 def window_parts(
     windows: Windows, whole: Part, prefix_tokens: int, title_lengths: np.ndarray | None, pairs: Pairs | None = None
 ) -> tuple[Part, Cut]:
-    """Return what the row of each window takes of its doc: the doc's prompt, its title if it is repeated, the window.
+    """Return the tokens of a doc in the row of each window: the doc's prompt, a repeated title, and the window.
 
     Args:
         windows: How docs are cut.
-        whole: What rows would take from docs without windows, a prompt included [docs].
-        prefix_tokens: Tokens of a prompt before each doc of the store.
-        title_lengths: Tokens of the title of each doc of the store; None: it is not repeated.
-        pairs: The docs with their queries, where a query decides which windows are kept.
+        whole: The tokens that rows would take from docs without windows, a prompt included [docs].
+        prefix_tokens: Number of prompt tokens before each doc of the store.
+        title_lengths: Number of tokens of the title of each doc of the store; None: titles are not repeated.
+        pairs: The docs with their queries, if queries decide which windows are kept.
     """
     prefix = np.minimum(whole.lengths, prefix_tokens)
     texts = whole.lengths - prefix
@@ -80,12 +80,12 @@ def window_parts(
 
 
 def with_windows(batch: TokenBatch, cut: Cut) -> TokenBatch:
-    """Return the rows of windows with the number of windows of each doc."""
+    """Add the number of windows of each doc to a batch of window rows."""
     return replace(batch, windows=torch.from_numpy(cut.counts), max_windows=int(cut.counts.max(initial=0)))
 
 
 def with_row_ids(batch: TokenBatch, doc_ids: Tensor) -> TokenBatch:
-    """Return a batch with row ids: `doc_ids` [docs], or ids of the windows that are derived from them."""
+    """Return a batch with row ids: `doc_ids` [docs], or for windows ids that are derived from `doc_ids`."""
     if batch.windows is None:
         return replace(batch, row_ids=doc_ids)
     numbers = tensor_ranges(0, batch.windows, batch.num_rows)

@@ -1,4 +1,4 @@
-"""Windows over long docs: which tokens of a doc are in each row of a batch."""
+"""Windows over long docs: decide which tokens of a doc are in each row of a batch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
 
 SELECTIONS = ("first", "bm25")
-K1, B = 0.9, 0.4  # of BM25 within a doc, as in conf/model/bm25.yaml
+K1, B = 0.9, 0.4  # parameters of BM25 within a doc, with the values of conf/model/bm25.yaml
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How a doc is cut into windows: window j holds its tokens from `j * stride` on, at most `length` of them.
+    """How a doc is cut into windows: window j has at most `length` tokens of the doc, from token `j * stride` on.
 
-    The last window is the first one that reaches the end of the doc, so no window lies within another. A doc of up to
-    `length` tokens, also one without tokens, has one window.
+    The first window that reaches the end of the doc is the last one, so no window lies within another window. A doc
+    with at most `length` tokens, even a doc without tokens, has one window.
 
     Args:
-        length: Tokens of a window; special tokens, prompts and a repeated title are not counted.
-        stride: Tokens from the start of a window to the start of the next one; None: `length`.
+        length: Number of tokens of a window; special tokens, prompts and a repeated title are not counted.
+        stride: Number of tokens between the starts of two windows; None: `length`.
         most: Largest number of windows of a doc; None: no limit.
-        title: Every window except the first starts with the doc's title, cut to this many tokens; 0: no window does.
-        select: Which windows of a doc are kept if there are more than `most`: `first`, or `bm25` (those with the
-            highest BM25 of the query within the doc, in reading order, see `best_windows`).
+        title: Every window except the first starts with the doc's title, cut to this many tokens; 0: no window has the
+            title.
+        select: Which windows are kept if a doc has more than `most`: `first`, or `bm25` (the windows with the highest
+            BM25 scores within the doc, in reading order, see `best_windows`).
 
     Raises:
         ConfigError: A value is out of range, or the stride leaves out tokens between two windows.
@@ -50,20 +51,20 @@ class Windows:
                 raise ConfigError(f"passages.{key}: expected at least {least}, got {value}")
         if self.step > self.length:
             raise ConfigError(
-                f"passages.stride: expected at most passages.length={self.length}, got {self.step}: no window would "
-                "have the tokens between two windows"
+                f"passages.stride: expected at most passages.length={self.length}, got {self.step}, which would "
+                "leave out the tokens between two windows"
             )
         if self.select not in SELECTIONS:
             raise ConfigError(f"passages.select: expected one of {', '.join(SELECTIONS)}; got {self.select!r}")
 
     @property
     def step(self) -> int:
-        """Tokens from the start of a window to the start of the next one."""
+        """Number of tokens between the starts of two windows."""
         return self.length if self.stride is None else self.stride
 
     @property
     def reach(self) -> int | None:
-        """Number of tokens that a doc's first `most` windows cover; None: no limit, or the query selects windows."""
+        """Number of tokens in the first `most` windows of a doc; None: no limit, or the query selects the windows."""
         if self.most is None or self.select != "first":
             return None
         return (self.most - 1) * self.step + self.length
@@ -72,7 +73,7 @@ class Windows:
         """Return the number of windows of docs before `most` is applied, int64 [docs].
 
         Args:
-            lengths: Tokens of each doc [docs].
+            lengths: Number of tokens of each doc [docs].
 
         >>> Windows(4, 3).counts(np.array([0, 4, 5, 7, 8])).tolist()
         [1, 1, 2, 2, 3]
@@ -80,9 +81,10 @@ class Windows:
         return 1 + np.maximum(-(-(lengths.astype(np.int64) - self.length) // self.step), 0)
 
     def sizes(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of windows kept of each doc, and the number of tokens in them, both int64 [docs].
+        """Return the number of windows kept of each doc, and the number of tokens in these windows, both int64 [docs].
 
-        If BM25 selects windows, the tokens are an upper bound: only the last window of a doc may be shorter.
+        If BM25 selects windows, the number of tokens is an upper bound, because the last window of a doc may be
+        shorter.
 
         Args:
             lengths: Tokens of each doc [docs].
@@ -98,7 +100,7 @@ class Windows:
 
         Args:
             lengths: Tokens of each doc [docs].
-            pairs: The docs and their queries, for the selection by BM25; None: no query is known.
+            pairs: The docs and their queries, for the selection by BM25; None: there are no queries.
         """
         counts = self.counts(lengths)
         if self.most is not None and self.select == "first":
@@ -107,7 +109,7 @@ class Windows:
         kept = np.minimum(np.repeat(lengths, counts) - starts, self.length)
         if self.most is None or (counts <= self.most).all():
             return Cut(counts, starts, kept)
-        assert pairs is not None  # `check_room` refuses the selection where queries are read apart
+        assert pairs is not None  # `check_room` refuses this selection if queries are read separately
         chosen = np.ones(len(starts), dtype=bool)
         firsts = row_offsets(counts)
         for doc in np.flatnonzero(counts > self.most).tolist():
@@ -122,9 +124,9 @@ class Cut:
     """The windows of docs, doc by doc in reading order.
 
     Args:
-        counts: Windows of each doc, int64 [docs].
-        starts: First token of each window, counted from the doc's first, int64 [windows].
-        lengths: Tokens of each window, int64 [windows].
+        counts: Number of windows of each doc, int64 [docs].
+        starts: First token of each window, counted from the doc's first token, int64 [windows].
+        lengths: Number of tokens of each window, int64 [windows].
     """
 
     counts: np.ndarray
@@ -133,7 +135,7 @@ class Cut:
 
     @property
     def docs(self) -> np.ndarray:
-        """Doc of each window, int64 [windows]."""
+        """The doc of each window, int64 [windows]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
@@ -145,9 +147,9 @@ class Pairs:
         queries: Store of the queries.
         docs: Store of the docs.
         query_rows: Row of each doc's query [docs].
-        query_lengths: Tokens kept of each doc's query, a prompt before it included [docs].
+        query_lengths: Number of tokens kept of each doc's query, a prompt before the query included [docs].
         doc_rows: Row of each doc [docs].
-        prefix_tokens: Tokens of a prompt before each query and before each doc of the stores.
+        prefix_tokens: Number of prompt tokens before each query and before each doc of the stores.
     """
 
     queries: TokenStore
@@ -162,14 +164,14 @@ class Pairs:
         return self.queries[int(self.query_rows[doc])][self.prefix_tokens[0] : int(self.query_lengths[doc])]
 
     def doc(self, doc: int) -> np.ndarray:
-        """Return the tokens of a doc, without the prompt before it."""
+        """Return the tokens of a doc, without a prompt."""
         return self.docs[int(self.doc_rows[doc])][self.prefix_tokens[1] :]
 
 
 def best_windows(query: np.ndarray, doc: np.ndarray, starts: np.ndarray, lengths: np.ndarray, count: int) -> np.ndarray:
-    r"""Return the windows of a doc with the highest BM25, ascending, int64 [count]; earlier ones in a tie.
+    r"""Return the windows of a doc with the highest BM25 scores, ascending, int64 [count]; earlier windows win ties.
 
-    Terms are token ids. Document frequencies and the average length are those of the windows of this doc:
+    Terms are token ids. Document frequencies and the average length are computed over the windows of this doc:
 
     .. math:: \sum_{t \in q} \ln\left(1 + \frac{n - n_t + 0.5}{n_t + 0.5}\right)
         \frac{f_t}{f_t + k_1 (1 - b + b\,l / \bar l)}
@@ -178,11 +180,11 @@ def best_windows(query: np.ndarray, doc: np.ndarray, starts: np.ndarray, lengths
         query: Token ids of the query.
         doc: Token ids of the doc.
         starts: First token of each window [windows].
-        lengths: Tokens of each window [windows].
+        lengths: Number of tokens of each window [windows].
         count: Number of windows to return.
     """
     terms, weights = np.unique(query, return_counts=True)
-    # how often each term occurs before each position of the doc; a window's count is the difference of two of these
+    # count of each term before each position of the doc; the count in a window is the difference of two of these counts
     before = np.zeros((len(terms), len(doc) + 1), dtype=np.int64)
     np.cumsum(doc[None, :] == terms[:, None], axis=1, out=before[:, 1:])
     found = before[:, starts + lengths] - before[:, starts]

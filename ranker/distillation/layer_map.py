@@ -51,10 +51,10 @@ def layer_map(
 def by_change(profile: Mapping[str, Mapping[int, float]], student: int, teacher: int) -> list[int]:
     """Return layers of the teacher such that probing results change equally much between neighbouring chosen layers.
 
-    A task's change at a layer is the absolute difference between the compressions at this layer and at the layer below
-    it, divided by the task's range of compressions over all layers. Changes are summed over tasks. If J layers are
-    chosen, the j-th is the lowest layer at which the sum of the changes from layer 1 up to it reaches j / J of the
-    total. The last chosen layer is the teacher's last layer.
+    The change of a task at a layer is the absolute difference between its compressions at this layer and at the layer
+    below, divided by the range of its compressions over all layers. Changes are summed over tasks. If J layers are
+    chosen, the j-th is the lowest layer at which the changes since layer 1 sum to at least j / J of their total. The
+    last chosen layer is the teacher's last layer.
 
     Args:
         profile: Task -> layer -> compression; layer 0 is the embeddings.

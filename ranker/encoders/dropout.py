@@ -119,7 +119,7 @@ class HashedDropout(nn.Dropout):
 
 
 class HashSource(Protocol):
-    """Return the hashes of the running forward pass to dropout modules."""
+    """An object that returns the hashes of the running forward pass to dropout modules."""
 
     def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
         """Return the hashes of a module's next call, int32 [product of `shape`]; None outside of a forward pass."""

@@ -72,7 +72,8 @@ def use_gated_kernel(model: nn.Module) -> int:
     module: Any
     for module in list(model.modules()):
         if _is_gated(module):
-            module.__class__ = _gated_class(type(module))
+            kind: Any = type(module)
+            module.__class__ = _gated_class(kind)
             found += 1
     return found
 

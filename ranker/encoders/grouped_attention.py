@@ -1,8 +1,8 @@
-"""Attention within packed rows by fewer key heads than query heads, without repeating keys and values.
+"""Attention within packed rows with fewer key heads than query heads, which does not repeat keys and values.
 
-One operation for torch.compile, so that a compiled layer is one piece. It runs this package's kernel
-(`kernels.grouped_attention`) for short causal rows, and otherwise torch's flash attention, whose operator takes grouped
-heads although `varlen_attn` of torch 2.11 does not pass them on.
+It is one operation for torch.compile, so that a compiled layer is not split. Short causal rows run through this
+package's kernel (`kernels.grouped_attention`). Other rows run through torch's flash attention, whose operator supports
+grouped heads, although `varlen_attn` of torch 2.11 does not pass them on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class GroupedRows(NamedTuple):
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         blocks: See `RaggedLayout.blocks`.
         longest: Upper bound of the row lengths.
-        short: Whether this package's kernel runs here and takes rows of these lengths.
-        wide_heads: Whether it takes heads of 128 on this device.
+        short: Whether this package's kernel can run here with rows of these lengths.
+        wide_heads: Whether this package's kernel supports heads of size 128 on this device.
     """
 
     cu_seqlens: Tensor
@@ -41,7 +41,7 @@ class GroupedRows(NamedTuple):
     wide_heads: bool
 
     def takes(self, head_size: int, causal: bool) -> bool:
-        """Return whether this package's kernel attends within these rows."""
+        """Return whether this package's kernel supports attention with these heads within these rows."""
         return self.short and causal and (head_size == 64 or (head_size == 128 and self.wide_heads))
 
 
@@ -50,18 +50,18 @@ def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
 
     Args:
         layout: The rows.
-        longest: Upper bound of their lengths.
+        longest: Upper bound of the row lengths.
     """
     ends = layout.batch.cu_seqlens
     short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
     wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
-    # layers are compiled again for each bound, so all short rows have the same
+    # layers are compiled again for each bound, so all short rows get the same bound
     return GroupedRows(ends, layout.blocks if short else ends, max(longest, 512), short, wide)
 
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may use."""
+    """Return the bytes of shared memory that a Triton program may use."""
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 
@@ -71,19 +71,20 @@ def grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,
     longest: int, short: bool, causal: bool, window: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attend within each row.
+    """Compute attention within each row.
 
     Args:
         query: bf16 or fp16 [tokens, heads, head size].
-        key: [keys, key heads, head size]; heads is a multiple of key heads.
+        key: [keys, key heads, head size]; the number of heads is a multiple of that of key heads.
         value: As `key`.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        cu_keys: Cumulative counts of each row's keys, int32 [rows + 1]. The last query of a row stands at its last key.
-        blocks: See `RaggedLayout.blocks`; read if `short`.
-        longest: Upper bound of the row lengths and of the counts of keys.
-        short: Whether this package's kernel runs; then rows are causal, and keys are those of the queries' tokens.
-        causal: Whether tokens attend to earlier ones and themselves only.
-        window: Largest distance between a token and those that it attends to; negative: no limit.
+        cu_keys: Cumulative numbers of each row's keys, int32 [rows + 1]. The last query of a row belongs to its last
+            key.
+        blocks: See `RaggedLayout.blocks`; only read if `short`.
+        longest: Upper bound of the row lengths and of the numbers of keys.
+        short: Whether to run this package's kernel. Rows are then causal, and each row's keys are those of its queries.
+        causal: Whether a token attends only to itself and earlier tokens.
+        window: Largest distance between a token and a token that it attends to; negative: no limit.
         scale: Factor of the logits.
 
     Returns:
@@ -110,7 +111,7 @@ def grouped_attention_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor,
     cu_keys: Tensor, blocks: Tensor, longest: int, short: bool, causal: bool, window: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of queries, keys and values; the latter are summed over the query heads of a key head."""
+    """Return the gradients of queries, keys and values; those of a key head are summed over its query heads."""
     if short:
         return kernels.attend_backward(grad, query, key, value, out, sums, cu_seqlens, blocks, scale, window)
     # without dropout, the state of torch's random generator is not read

@@ -113,8 +113,8 @@ def load_encoder(
         config, tokenizer = _config_and_tokenizer(name, adapter, trust_remote_code, offline)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(
-            f"{name}: expected a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}, which is Python; "
-            f"{config.model_type} models are not supported"
+            f"{name}: expected a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}, which is "
+            f"written in Python; {config.model_type} models are not supported"
         )
     check_config(config, name)
     if layers is not None:
@@ -251,8 +251,8 @@ def _find_modules(name: str, offline: bool) -> None:
         return
     if offline:
         log.warning(
-            "encoder %s: the hub's cache does not tell whether it has %s; if it does, its head or pooling is left out "
-            "here; load it once with a network",
+            "encoder %s: the hub's cache does not tell whether it has %s; if the model has it, its head or "
+            "pooling is left out here; load the model once with a network",
             name,
             MODULES,
         )
@@ -274,7 +274,7 @@ def _no_hub(name: str) -> str | None:
         watch_hub(name)
         return None
     log.warning(
-        "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once",
+        "encoder %s: %s is out of reach (%s), so only the cache is read; HF_HUB_OFFLINE=1 avoids the wait",
         name,
         endpoint,
         reason,

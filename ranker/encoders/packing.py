@@ -143,9 +143,9 @@ class Packing:
         Args:
             module: The module.
             shape: Shape of the states without dim: [rows, columns], or [columns, rows] in XLNet. Longformer has more
-                columns than the pass, because it pads to whole windows. States of any other shape are a table that does
-                not depend on the batch, such as DeBERTa's relative positions; their hashes depend only on the indices
-                of the table's rows.
+                columns than the pass, because it pads to whole windows. A tensor of any other shape is a table that
+                does not depend on the batch, such as DeBERTa's relative positions. Its hashes depend only on the
+                indices of its rows.
         """
         if self.current is None or self.current.hashes is None:
             return None

@@ -1,9 +1,15 @@
 """Choose, for models whose layers this package knows, the functions that run one batch's layers, and say why.
 
-Paths, from the fastest to the slowest: this package's kernels, compiled layers and eager layers (all three without
-padding, on CUDA in half precision); eager layers with attention row by row (on a CPU); eager layers with padding only
-in attention (on CUDA in float32). The choice depends only on the options, the model, the device and the batch's longest
-row, so a repeated or resumed step uses the same path.
+The paths, from the fastest to the slowest:
+
+- this package's kernels, without padding, on CUDA in half precision;
+- compiled layers, without padding, on CUDA in half precision;
+- eager layers, without padding, on CUDA in half precision;
+- eager layers with attention row by row, on a CPU;
+- eager layers with padding only in attention, on CUDA in float32.
+
+The choice depends only on the options, the model, the device and the batch's longest row, so a repeated or resumed step
+uses the same path.
 """
 
 from __future__ import annotations

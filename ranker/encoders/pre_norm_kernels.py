@@ -1,9 +1,9 @@
 """A pre-norm layer through this package's kernels, with explicit backward passes; CUDA in half precision.
 
-One kernel computes a residual sum and the norm after it, even if the norm belongs to the next layer: a layer returns
-the sum so far and the output of its last linear layer, and the next layer's first kernel adds both. Weight gradients
-are computed in the precision of the weights, and nothing is copied. Layers with biases are not supported; ModernBERT
-has no biases.
+One kernel computes a residual sum and the norm after it, even if the norm belongs to the next layer. So a layer returns
+two terms, the sum so far and the output of its last linear layer, which the next layer's first kernel adds. Weight
+gradients are computed in the precision of the weights, and nothing is copied. Layers with biases are not supported;
+ModernBERT has no biases.
 """
 
 from __future__ import annotations

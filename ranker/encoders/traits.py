@@ -1,4 +1,4 @@
-"""Measure at loading, with a few short rows, how a model computes that runs through transformers' own forward pass.
+"""Measure at loading, with a few short rows, how transformers' own forward pass of a model can be run.
 
 A row must have the same states as if it were the only row. Which paths ensure this depends on the code of the family.
 So three rows run one by one, then together, packed and padded, and the states are compared.
@@ -181,6 +181,6 @@ def common_tokens(tokenizer: Any, num_embeddings: int) -> list[int]:
 
 
 def reads_segments(config: Any, tokenizer: Any) -> bool:
-    """Return whether a model gets segment ids, that is, has several; the tokenizer decides if no size is stated."""
+    """Return whether to pass segment ids: if the model has several, or has no stated number and the tokenizer does."""
     types = getattr(config, "type_vocab_size", None)
     return types > 1 if types is not None else "token_type_ids" in tokenizer.model_input_names

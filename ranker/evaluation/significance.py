@@ -17,8 +17,12 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
     The p-value is the share of random sign patterns whose mean is at least as far from 0 as the observed mean. With up
     to 12 nonzero differences, all patterns are counted. With more differences, m = `num_samples` patterns are drawn, b
     of them are at least as far from 0, and the observed pattern is added: p = (b + 1) / (m + 1), which is never 0
-    (Smucker, Allan and Carterette, CIKM 2007).  Args: differences: Run minus baseline, float64 [queries]. num_samples:
-    Sign patterns to draw. seed: Seed of the draw; the same seed gives the same p-value.
+    (Smucker, Allan and Carterette, CIKM 2007).
+
+    Args:
+        differences: Run minus baseline, float64 [queries].
+        num_samples: Sign patterns to draw.
+        seed: Seed of the draw; the same seed gives the same p-value.
 
     >>> randomisation_test(np.array([0.1, 0.2, 0.3]))  # 2 of 8 patterns: all plus, all minus
     0.25

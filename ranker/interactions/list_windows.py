@@ -16,14 +16,14 @@ ScoreParts = Callable[[Sequence[Part]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class ListWindows:
-    """How a model reads a long list at inference: divided into windows, each of which is read together.
+    """How a model reads a long list at inference: it is divided into windows, whose docs are read together.
 
     Args:
         size: Number of docs of a window. A list of at most this length is read whole. None: all lists are read whole.
         stride: Number of docs between the starts of two windows; None: half of `size`.
         merge: How a doc gets one score. `mean`: its mean score over all windows that contain it. `sliding`: windows
-            are read one after another, from the end of the list to its start, and each is sorted by its scores before
-            the next is read, so that its best docs are also in the next one (Sun et al., 2023, arXiv:2304.09542).
+            are read one after another, from the end of the list to its start. Each window is sorted by its scores
+            before the next is read, so its best docs are also in the next window (Sun et al., 2023, arXiv:2304.09542).
 
     Raises:
         ConfigError: A value is out of range.
@@ -67,8 +67,8 @@ class ListWindows:
 def score_lists(counts: Sequence[int], windows: ListWindows, score: ScoreParts) -> list[np.ndarray]:
     """Return the scores of the docs of each list, each [docs].
 
-    With `merge=sliding`, a list of n docs that is longer than a window gets scores by rank: n for the first doc of the
-    final order, n - 1 for the second, and so on down to 1.
+    With `merge=sliding`, a list of n docs that is longer than a window gets scores by rank: the first doc of the final
+    order gets n, the second n - 1, and the last 1.
 
     Args:
         counts: Number of docs of each list.

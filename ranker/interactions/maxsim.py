@@ -1,4 +1,4 @@
-"""Vectors of texts, and MaxSim between query vectors and doc vectors, whose scores do not depend on padding."""
+"""Vectors of texts, and MaxSim between query vectors and doc vectors. Padding never changes a score."""
 
 from __future__ import annotations
 

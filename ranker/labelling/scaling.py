@@ -62,8 +62,13 @@ def at_quantiles(scores: np.ndarray, offsets: np.ndarray, always: np.ndarray, co
 
     A query keeps its docs of `always` and m other docs, `count` docs in all. The m docs are at the quantiles 0, 1/(m -
     1), ..., 1 of the other docs' scores, with rounded ranks. Source of docs at the quantiles of a teacher's scores:
-    "Beyond Hard Negatives", arXiv:2604.04734, 2026.  Args: scores: A teacher's scores [pairs]. offsets: See `scaled`.
-    always: Docs that are kept in any case, bool [pairs]. count: Docs per query.
+    "Beyond Hard Negatives", arXiv:2604.04734, 2026.
+
+    Args:
+        scores: A teacher's scores [pairs].
+        offsets: See `scaled`.
+        always: Docs that are kept in any case, bool [pairs].
+        count: Docs per query.
 
     Returns:
         Which docs are kept, bool [pairs].

@@ -142,10 +142,17 @@ def score_missing(
     """Score the missing shards of this process, and write each shard as soon as it is complete.
 
     A batch has pairs of one shard only. So the scores of a shard have the same bits on every process, and with any set
-    of existing shards.  Args: scorer: The teacher. collator: Makes the teacher's token batches. collection: Queries and
-    docs. shards: The shards; process `rank` of `world_size` scores shards `rank`, `rank + world_size`, ... devices: The
-    devices of the run. max_tokens: Token budget of a batch. workers: Number of worker processes that collate ahead.
-    progress: Title of a progress bar; None shows none.
+    of existing shards.
+
+    Args:
+        scorer: The teacher.
+        collator: Makes the teacher's token batches.
+        collection: Queries and docs.
+        shards: The shards; process `rank` of `world_size` scores shards `rank`, `rank + world_size`, ...
+        devices: The devices of the run.
+        max_tokens: Token budget of a batch.
+        workers: Number of worker processes that collate ahead.
+        progress: Title of a progress bar; None shows none.
 
     Returns:
         Number of pairs that this call scored.

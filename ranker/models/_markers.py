@@ -65,8 +65,10 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
 def expansion_token(encoder: Encoder) -> int:
     """Return the id of the token that extends queries: the mask token or, if there is none, the end-of-text token.
 
-    sentence-transformers chooses the same token (`query_expansion` with `token: null`).  Raises: ConfigError: The
-    tokenizer has neither token, or the id has no embedding.
+    sentence-transformers chooses the same token (`query_expansion` with `token: null`).
+
+    Raises:
+        ConfigError: The tokenizer has neither token, or the id has no embedding.
     """
     tokenizer, rows = encoder.tokenizer, len(encoder.model.get_input_embeddings().weight)
     token_id = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.eos_token_id

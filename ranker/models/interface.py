@@ -111,7 +111,7 @@ class BiEncoder(Scorer, Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors have their hash."""
+        """Return the options that change the vectors, besides weights and tokenizer; a hash of all is stored."""
         ...
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:

@@ -126,7 +126,7 @@ class SPLADE(TermScorer):
         return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors have their hash."""
+        """Return the options that change the vectors, besides weights and tokenizer; a hash of all is stored."""
         return {
             "scorer": "splade",
             "pooling": self.pooling,

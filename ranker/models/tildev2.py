@@ -58,7 +58,7 @@ class TILDEv2(TermScorer):
         return single, single
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors have their hash."""
+        """Return the options that change the vectors, besides weights and tokenizer; a hash of all is stored."""
         return {"scorer": "tildev2", "layouts": repr(self.layouts())}
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:

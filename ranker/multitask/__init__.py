@@ -1,1 +1,1 @@
-"""Ranking together with probing tasks: options, rows, sampling, heads, module."""
+"""Train ranking together with probing tasks: options, rows, sampling, heads and the Lightning module."""

@@ -1,4 +1,4 @@
-"""Checks of a multitask configuration: its heads, their tasks and layers, and the probing report. Imports no torch."""
+"""Check a multitask configuration: heads, tasks, layers and the probing report. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ranker.probing.profile import check_encoder, probed_encoder, read_profile
 
 # keys of the `model` node whose values `faults_of` checks
 KEYS = ("auto", "heads", "labels", "sampling", "weighting")
-TASKS = Path(__file__).parents[1] / "probing" / "tasks"  # their modules import no torch
+TASKS = Path(__file__).parents[1] / "probing" / "tasks"  # the modules of tasks do not import torch
 
 
 def read_heads(entries: Any) -> list[Head]:
-    """Check the entries of `model.heads` and return the heads.
+    """Check the entries of `model.heads`, and return the heads.
 
     Raises:
         ConfigError: An entry is invalid; the message has one line per fault.
@@ -103,7 +103,7 @@ def _check_labels(head: Head, task_class: type, where: str) -> None:
             what = "bins of numbers" if label_type == "numbers" else "labels"
             raise ConfigError(
                 f"{where}.classes: expected none for {head.task}, which has its own {what}, got {head.classes!r}; "
-                "leave them out"
+                "leave classes out"
             )
         if head.regression:
             raise ConfigError(
@@ -123,20 +123,20 @@ def _check_layer(layer: Any, where: str) -> None:
     whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
     if not (numbers and whole) and (several or layer not in NAMED_LAYERS):
         raise ConfigError(
-            f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or "
+            f"{where}: expected a layer from 0 (the embeddings), a list of layers, {', '.join(NAMED_LAYERS[:-1])} or "
             f"auto; got {layer!r}"
         )
 
 
 def task_class_of(task: str, where: str) -> type:
-    """Return a probing task's class: the one in its module that defines `examples`.
+    """Return the class of a probing task: the class with `examples` in the task's module.
 
     Args:
         task: Name of the task, a module of `ranker.probing.tasks`.
-        where: Start of an error message: the configuration key.
+        where: Configuration key, for the start of an error message.
 
     Raises:
-        ConfigError: There is no such task.
+        ConfigError: The task does not exist.
 
     >>> task_class_of("bm25", "task").__name__
     'BM25Score'
@@ -160,8 +160,8 @@ def label_type_of(task_class: type) -> str:
     """Classify a task's labels by the attribute `classes` of its class.
 
     Returns:
-        `numbers` (binned), `closed` (the class lists the labels), `open` (the labels that occur), or `file` (`classes`
-        depends on the task's file, so the class does not define it as a constant).
+        `numbers`: labels are binned numbers. `closed`: the class lists the labels. `open`: all labels that occur are
+        classes. `file`: the task's file decides the labels, so the class has no constant `classes`.
 
     >>> [label_type_of(task_class_of(task, "task")) for task in ("bm25", "rel", "fact", "jsonl")]
     ['numbers', 'closed', 'open', 'file']
@@ -183,12 +183,12 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
 
     Args:
         model: The `model` node of the configuration.
-        encoder: Its `encoder` node.
+        encoder: The `encoder` node of the configuration.
     """
     example = "[{task: bm25, layer: 5}]"
     if model.get("heads") is None:
         return [f"model.heads: expected a list such as {example}, got null"]
-    if not isinstance(model["heads"], list):  # the check of signatures reports it
+    if not isinstance(model["heads"], list):  # the check of signatures reports this fault
         return []
     faults: list[str] = []
     heads: list[Head] = []
@@ -210,7 +210,7 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
             options[key] = options_class(**{name: value for name, value in node.items() if not name.startswith("_")})
         except ConfigError as error:
             faults.append(str(error))
-        except TypeError:  # an unknown key, which the check of signatures reports
+        except TypeError:  # the check of signatures reports the unknown key
             continue
     faults += _contradictions(options.get("sampling"), options.get("weighting"))
     if any(head.layer == "auto" for head in heads) and "auto" in options:
@@ -225,7 +225,7 @@ _OPTIONS = {"sampling": TaskSampling, "weighting": TaskWeighting, "labels": Task
 
 
 def _contradictions(sampling: TaskSampling | None, weighting: TaskWeighting | None) -> list[str]:
-    """Return faults of weightings that need several tasks per step, if the sampling puts one task into each step."""
+    """Return a fault for a weighting that needs several tasks per step if the sampling gives one task per step."""
     if sampling is None or weighting is None or sampling.composition != "homogeneous":
         return []
     return [
@@ -237,7 +237,7 @@ def _contradictions(sampling: TaskSampling | None, weighting: TaskWeighting | No
 
 
 def reported_name(head: Head) -> str:
-    """Return the name of a head's task in probing reports; it may depend on the task's options, as in sem_svd.
+    """Return the name of a head's task in probing reports, which may depend on the task's options, such as sem_svd.
 
     >>> reported_name(Head(task="gap"))
     'coref_gap'
@@ -248,13 +248,13 @@ def reported_name(head: Head) -> str:
 
 
 def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, Any]) -> dict[str, int]:
-    """Choose the layer of each head with `layer: auto`: the one with the highest compression in a probing report.
+    """Choose the layer of each head with `layer: auto`: the layer with the highest compression in a probing report.
 
-    Compression is averaged over the report's seeds. If layers have equal compression, the lowest is chosen.
+    Compression is averaged over the seeds of the report. Among layers with equal compression, the lowest is chosen.
 
     Args:
         heads: All heads.
-        auto: Where the report is, and which layers are allowed.
+        auto: The report and the allowed layers.
         encoder: The configuration's `encoder` node.
 
     Returns:
@@ -309,8 +309,8 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     """Return the layers of a report that may be chosen.
 
     Raises:
-        ConfigError: The report is about another encoder; or the last layer is not allowed, and the report does not
-            show which layer is the last.
+        ConfigError: The report is about another encoder; or the last layer is not allowed, and the report does not show
+            which layer is last.
     """
     assert auto.report is not None
     stored = Path(auto.report) / "config.yaml"

@@ -1,4 +1,4 @@
-"""Combine the gradients of several tasks without their conflicting parts."""
+"""Combine the gradients of several tasks, and remove their conflicting parts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def combine(gradients: Tensor, reach: Tensor, method: str, seed: int = 0) -> Tensor:
-    r"""Sum the tasks' gradients of the shared parameters, after removing components that conflict.
+    r"""Sum the tasks' gradients of the shared parameters, after conflicting components are removed.
 
     `pcgrad` (Yu et al., NeurIPS 2020, arXiv:2001.06782): for each task i, over the other tasks j in a random order,
 
     .. math:: g_i \leftarrow g_i - \frac{g_i \cdot g_j}{\lVert g_j \rVert^2} g_j \quad \text{if } g_i \cdot g_j < 0
 
-    with j's original gradient. `guard` does this for auxiliary tasks against ranking only, and does not change
-    ranking's gradient. A task that reads a lower layer has no gradient for the layers above, and the projection does
-    not add one: products and norms are taken over the parameters that the task reaches.
+    where :math:`g_j` is the original gradient of task j. `guard` does this only for auxiliary tasks i with j = ranking,
+    and does not change the gradient of ranking. A task that reads a lower layer has no gradient for higher layers. The
+    projection adds no such gradient, because products and norms are computed over the parameters that the task reaches.
 
     Args:
-        gradients: Weighted gradients, ranking's first [tasks, parameters].
-        reach: True where a task has a gradient, bool [tasks, parameters].
+        gradients: Weighted gradients [tasks, parameters]; ranking is the first task.
+        reach: True if a task has a gradient for a parameter, bool [tasks, parameters].
         method: `none`, `pcgrad` or `guard`.
         seed: Seed of the random orders of pcgrad.
 
@@ -51,7 +51,7 @@ def combine(gradients: Tensor, reach: Tensor, method: str, seed: int = 0) -> Ten
 
 
 def cosine(first: Tensor, second: Tensor, reach: Tensor) -> Tensor:
-    """Return the cosine of two gradients [parameters] where `reach` is True; 0 if one of the gradients is 0.
+    """Return the cosine of two gradients [parameters] over parameters with `reach` True; 0 if one gradient is 0.
 
     >>> cosine(torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 1.0]), torch.ones(2, dtype=torch.bool))
     tensor(-0.7071)

@@ -1,4 +1,4 @@
-"""Training of a ranker with auxiliary heads: one encoder pass per micro-batch, one optimizer step over all tasks."""
+"""Train a ranker with auxiliary heads, in one encoder pass per micro-batch and one optimizer step over all tasks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class MultitaskModule(RerankModule):
-    """Train ranking and its auxiliary heads, one optimizer step per `TaskStep`.
+    """Trains ranking and auxiliary heads, with one optimizer step per `TaskStep`.
 
-    Only ranking is validated, so only ranking decides which checkpoint is best.
+    Only ranking is validated, so ranking alone decides which checkpoint is best.
 
-    A task's loss is the mean over its targets in the whole step (for ranking: over its groups), for any split into
-    micro-batches and devices. The module sums gradients over micro-batches, and over devices in one reduction. It
-    does not use DDP's reduction, because the set of parameters that have a gradient depends on the step. A step does
-    not change parameters that none of its tasks reaches.
+    The loss of a task is the mean over its targets in the whole step, and the loss of ranking the mean over its groups,
+    for any split into micro-batches and devices. The module sums gradients over micro-batches, and over devices in one
+    reduction. DDP's reduction is not used, because the set of parameters with a gradient depends on the step. A step
+    does not change parameters that no task of the step reaches.
 
     Args:
-        scorer: As in RerankModule.
-        measures: As in RerankModule.
-        loss: The loss of ranking, as in RerankModule.
-        optimization: As in RerankModule.
-        nonfinite: As in RerankModule.
+        scorer: See `RerankModule`.
+        measures: See `RerankModule`.
+        loss: The loss of ranking, see `RerankModule`.
+        optimization: See `RerankModule`.
+        nonfinite: See `RerankModule`.
         weighting: How losses and gradients of the tasks are weighted.
     """
 
@@ -55,7 +55,7 @@ class MultitaskModule(RerankModule):
         weighting: TaskWeighting,
     ) -> None:
         super().__init__(scorer, measures, loss, optimization, nonfinite)
-        # With donated buffers, the backward pass of a compiled layer frees buffers that the next task's pass needs
+        # With donated buffers, a compiled layer's backward pass would free buffers that the next task's pass needs
         torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]
         heads = scorer.task_heads()
         self.weighting = weighting
@@ -67,10 +67,10 @@ class MultitaskModule(RerankModule):
             [False, *(head.regression for head in heads)],
         )
         self.register_buffer("rows_seen", torch.zeros(len(self.tasks), dtype=torch.int64))
-        self.register_buffer("rows_before", torch.zeros(len(self.tasks), dtype=torch.int64))  # before this epoch
+        self.register_buffer("rows_before", torch.zeros(len(self.tasks), dtype=torch.int64))  # rows before this epoch
         self.rows_seen: Tensor
         self.rows_before: Tensor
-        # Losses and gradient norms of a step, until it is known whether its gradients are finite
+        # Losses and gradient norms of a step, until the check whether its gradients are finite
         self._step_losses: tuple[Tensor, Tensor | None] | None = None
         self._shared_layer = _last_shared_layer(scorer)
         if weighting.mode == "gradnorm" and not any(
@@ -83,7 +83,7 @@ class MultitaskModule(RerankModule):
             )
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Write the step's gradients into the parameters.
+        """Write the gradients of a step into the parameters.
 
         Returns:
             The step's loss on the first device and 0 on the others, float64 [].
@@ -126,7 +126,7 @@ class MultitaskModule(RerankModule):
         )
 
     def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
-        """Count the step's rows and update learned weights if `finite`, bool [], without a host synchronisation."""
+        """If `finite`, bool [], count the step's rows and update learned weights, without a host synchronisation."""
         assert isinstance(step, TaskStep) and self._step_losses is not None
         (losses, norms), self._step_losses = self._step_losses, None
         self.rows_seen += torch.stack([finite * count for count in step.rows])
@@ -148,7 +148,7 @@ class MultitaskModule(RerankModule):
             )
 
     def task_losses(self, batch: TaskBatch) -> dict[int, Tensor]:
-        """Return this micro-batch's part of each task's loss, by task number; a step's loss is the sum of its parts."""
+        """Return task number -> this micro-batch's part of the task's loss; the parts of a step sum to its loss."""
         scores, outputs = self.scorer.outputs(batch)
         losses = {}
         if scores is not None:
@@ -159,7 +159,7 @@ class MultitaskModule(RerankModule):
         return losses
 
     def _compares_gradients(self, step: TaskStep) -> bool:
-        """Whether gradient cosines are logged at this step, which needs rows of ranking and of another task."""
+        """Return whether this step logs gradient cosines, for which it needs rows of ranking and of another task."""
         every = self.weighting.cosine_every * self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return every > 0 and (self.trainer.global_step + 1) % every == 0 and step.rows[0] > 0 and any(step.rows[1:])
 
@@ -170,7 +170,7 @@ class MultitaskModule(RerankModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or (self.trainer.global_step + 1) % every:
             return
-        # `self.log` is not used: at steps without rows of a task, it would repeat the task's last value
+        # `self.log` is not used, because it would repeat a task's last value at steps without rows of the task
         values = {f"train/loss/{name}": losses[task] for task, name in enumerate(self.tasks) if step.rows[task]}
         if gradients is not None:
             values |= {
@@ -186,10 +186,10 @@ class MultitaskModule(RerankModule):
 
 
 class Gradients:
-    """Gradients of one step with respect to a module's parameters, one row per task.
+    """The gradients of one step with respect to a module's parameters, with a row per task.
 
     Args:
-        module: The parameters of its `scorer.encoder` are shared; each other parameter belongs to one task.
+        module: The module; parameters of its `scorer.encoder` are shared, and any other parameter belongs to one task.
         num_tasks: Number of rows.
     """
 
@@ -202,7 +202,7 @@ class Gradients:
         self.num_shared = sum(p.numel() for _, p in shared)
         dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
         self.values = torch.zeros(num_tasks, sum(self.sizes), dtype=dtype, device=self.parameters[0].device)
-        # Which parameters have a gradient, bool [tasks, parameter tensors]; on the host, where `assign` reads it
+        # Which parameter tensors have a gradient, bool [tasks, parameter tensors], on the host for `assign`
         self.reached = torch.zeros(num_tasks, len(self.sizes), dtype=torch.bool)
 
     def add(self, loss: Tensor, task: int, keep_graph: bool = False) -> None:
@@ -222,7 +222,7 @@ class Gradients:
             self.reached = reached.cpu() > 0
 
     def reach(self, task: int) -> Tensor:
-        """Return which shared parameters a task has a gradient for, bool [shared]."""
+        """Return for which shared parameters a task has a gradient, bool [shared]."""
         reached, sizes = (values.to(self.values.device) for values in (self.reached[task], torch.tensor(self.sizes)))
         return reached.repeat_interleave(sizes, output_size=self.values.shape[1])[: self.num_shared]
 
@@ -232,7 +232,7 @@ class Gradients:
         return cosine(shared[0], shared[task], self.reach(task))
 
     def norms(self, pattern: re.Pattern[str]) -> Tensor:
-        """Return the norm of each task's gradient over the parameters whose name matches [tasks]."""
+        """Return the norm of each task's gradient [tasks] over the parameters whose name matches."""
         views = [
             view
             for name, view in zip(self.names, self.values.split(self.sizes, dim=1), strict=True)
@@ -241,7 +241,7 @@ class Gradients:
         return torch.cat(views, dim=1).norm(dim=1)
 
     def assign(self, coefficients: Tensor, surgery: str, seed: int = 0) -> None:
-        """Write the weighted sum into the parameters' `grad`; None where no task has a gradient.
+        """Write the weighted sum into the `grad` of the parameters; None for a parameter without any gradient.
 
         Args:
             coefficients: Weight of each task [tasks].
@@ -261,7 +261,7 @@ class Gradients:
 
 
 def _last_shared_layer(scorer: Multitask) -> re.Pattern[str]:
-    """Return a pattern of the parameter names of the last layer that every task reaches.
+    """Return a pattern for the names of the parameters in the last layer that every task reaches.
 
     If a task reads only the embeddings, the pattern matches the encoder's parameters outside of all layers.
     """

@@ -1,6 +1,6 @@
-"""Multitask cross-encoder: monoBERT with heads for probing tasks, each reading a chosen layer.
+"""Multitask cross-encoder: monoBERT with heads for probing tasks, which read chosen layers.
 
-After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI
+The source is Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI
 10.1007/978-3-031-28238-6_17).
 """
 
@@ -27,15 +27,15 @@ from ranker.multitask.steps import HeadBatch, TaskBatch
 from ranker.probing.examples import ProbeTask
 from ranker.types import RankBatch
 
-HEADS = ("heads.json", "heads.safetensors")  # written beside monoBERT's files
+HEADS = ("heads.json", "heads.safetensors")  # files beside those of monoBERT
 
 
 class TaskHead(nn.Module):
-    """Pooled states -> dropout -> linear -> ReLU -> dropout -> linear.
+    """A head: pooled states -> dropout -> linear -> ReLU -> dropout -> linear.
 
     Args:
         spec: Configuration of the head.
-        layers: The layers that the head reads; several are mixed by learned softmax weights, which start equal
+        layers: The layers that the head reads. Several layers are mixed with learned softmax weights, which start equal
             (Peters et al., 2018, arXiv:1802.05365).
         pooling: `cls`, `mean` or `span`.
         dim: Size of a state.
@@ -57,7 +57,7 @@ class TaskHead(nn.Module):
 
     @property
     def regression(self) -> bool:
-        """Whether the head predicts a number."""
+        """Whether the head predicts a number, not a class."""
         return self.spec.regression
 
     @property
@@ -66,7 +66,7 @@ class TaskHead(nn.Module):
         return max(self.layers)
 
     def forward(self, states: Sequence[Tensor], batch: HeadBatch) -> Tensor:
-        """Return the outputs of each target, float32 (float64 for float64 states) [targets, outputs].
+        """Return the outputs of each target [targets, outputs], float32, or float64 for float64 states.
 
         Args:
             states: Hidden states of each of `layers` [tokens, dim].
@@ -98,26 +98,26 @@ class TaskHead(nn.Module):
 
 
 class Multitask(MonoBERT):
-    """MonoBERT with heads for auxiliary tasks; scores are those of monoBERT, and only training uses the heads.
+    """MonoBERT with heads for auxiliary tasks. Only training uses these heads; scores are those of monoBERT.
 
     Args:
         encoder: The encoder.
         head: The ranking head, see `MonoBERT`.
         pooling: Input of the ranking head, see `MonoBERT`.
-        pooler: Put BERT's dense + tanh (randomly initialised) between pooling and ranking head.
-        num_labels: Outputs of the ranking head, 1 or 2 (the score is the log-odds).
+        pooler: Whether BERT's dense layer (with random initial weights) and tanh are between pooling and ranking head.
+        num_labels: Number of outputs of the ranking head: 1, or 2, for which the score is the log-odds.
         dropout: Dropout before the ranking head.
-        heads: The auxiliary heads, each a mapping with the keys of `ranker.multitask.options.Head`.
+        heads: The auxiliary heads: mappings with the keys of `ranker.multitask.options.Head`.
         head_hidden: Size of an auxiliary head's hidden layer.
         head_dropout: Rate of both dropouts of an auxiliary head.
 
     Raises:
-        ConfigError: A head is invalid, or the encoder has no such layer.
+        ConfigError: A head is invalid, or the encoder lacks a layer.
     """
 
     program_keys = ("auto", "labels", "sampling", "weighting")
     takes_prompt = False  # the rows of auxiliary tasks have no prompt
-    takes_windows = False  # and no windows
+    takes_windows = False  # the rows of auxiliary tasks have no windows
     training_keys = ("labels", "sampling", "weighting")
 
     def __init__(
@@ -137,8 +137,8 @@ class Multitask(MonoBERT):
         for task_head in read_heads(heads or []):
             if task_head.layer == "auto":
                 raise ConfigError(
-                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which a probing report "
-                    "replaces before training"
+                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which is replaced by a "
+                    "probing report before training"
                 )
             task = make_task(task_head)
             pooled = task_head.pooling or ("mean" if task.whole_text else "span")
@@ -168,8 +168,8 @@ class Multitask(MonoBERT):
         """Run the encoder once, up to the deepest layer that a head of the batch reads.
 
         Returns:
-            Ranking scores [batch, docs], None without ranking rows; and the outputs [targets, outputs] of each of
-            `batch.heads`.
+            Ranking scores [batch, docs], or None without ranking rows; and the outputs [targets, outputs] of each head
+            in `batch.heads`.
         """
         assert batch.pairs is not None
         heads = [(self.task_heads()[head_batch.task], head_batch) for head_batch in batch.heads]

@@ -1,6 +1,6 @@
 """Options of a multitask training: heads, labels, sampling, weighting.
 
-The module does not import torch, so that mistakes are reported at once.
+This module does not import torch, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Head:
     """An auxiliary task and the head that learns it.
 
     Args:
-        task: A probing task, a file in `ranker/probing/tasks`.
+        task: A probing task, the name of a file in `ranker/probing/tasks`.
         layer: Layer that the head reads (0 is the embeddings), a list of layers (a learned mix of them), `middle`,
             `last`, or `auto`.
-        pooling: `cls`, `mean` (of the row's tokens) or `span` (the mean of each of the target's spans, concatenated);
-            None: `span` for tasks about words, `mean` for tasks about whole texts.
-        regression: Predict the task's number, scaled to 0 to 1, instead of its bin.
-        weight: Factor on the task's loss, in addition to the factor of `TaskWeighting`.
-        classes: Labels of a task whose set of labels is open.
+        pooling: `cls`, `mean` (over the row's tokens) or `span` (the means over each of the target's spans,
+            concatenated); None: `span` for tasks about words, `mean` for tasks about whole texts.
+        regression: Whether the head predicts the task's number, scaled to 0 to 1, in place of its bin.
+        weight: Factor of the task's loss, besides the factor of `TaskWeighting`.
+        classes: All labels, for a task that does not list its labels.
         name: Name in logs and files; None: the name of the task.
-        options: Options of the task, as in `conf/probe/TASK.yaml`.
+        options: Options of the task, which are keys of `conf/probe/TASK.yaml`.
     """
 
     task: str
@@ -54,13 +54,13 @@ class Head:
         return self.name or self.task
 
     def resolved_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that the head reads, as numbers.
+        """Return the numbers of the layers that the head reads.
 
         Args:
-            num_layers: Layers of the encoder.
+            num_layers: Number of layers of the encoder.
 
         Raises:
-            ConfigError: The encoder has no such layer.
+            ConfigError: The encoder lacks a layer.
 
         >>> Head("bm25").resolved_layers(12), Head("bm25", layer=[1, 2]).resolved_layers(2)
         ((6,), (1, 2))
@@ -77,16 +77,16 @@ class Head:
         return layers
 
     def record(self) -> dict[str, Any]:
-        """Return the fields as plain values, to be stored in a file."""
+        """Return the fields as plain values for a file."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class AutoLayers:
-    """Where `layer: auto` finds its layers.
+    """The probing report and the allowed layers of `layer: auto`.
 
     Args:
-        report: Folder of a finished probing run (`python probe.py`), of which the first model is used.
+        report: Folder of a finished probing run (`python probe.py`), whose first model is used.
         last_layer: Whether the last layer, which the ranking head reads, may be chosen.
     """
 
@@ -96,12 +96,12 @@ class AutoLayers:
 
 @dataclass(frozen=True)
 class TaskLabels:
-    """Which pairs of training queries and docs get auxiliary labels.
+    """The pairs of training queries and docs that get auxiliary labels.
 
     Args:
-        max_pairs: Maximum number of pairs that tasks share, and of pairs of a task that samples pairs itself.
+        max_pairs: Maximum number of pairs that tasks share, and maximum number of pairs of a task with its own pairs.
         docs_per_query: Maximum number of docs drawn from each query's candidates.
-        depth: Number of top candidates of a query to draw docs from.
+        depth: Docs are drawn from this number of top candidates of a query.
     """
 
     max_pairs: int = 20_000
@@ -115,15 +115,16 @@ class TaskLabels:
 
 @dataclass(frozen=True)
 class TaskSampling:
-    """How often each task is trained on; all shares are shares of encoder rows.
+    """How often each task is trained on. All shares are shares of the encoder's rows.
 
     Args:
-        composition: `mixed` (rows of all tasks in each step, in one encoder pass) or `homogeneous` (one task per step).
+        composition: `mixed`: each step has rows of all tasks, in one encoder pass. `homogeneous`: each step has one
+            task.
         mode: `proportional`, `uniform`, `temperature` or `annealed`.
-        main_fraction: Ranking's share; `mode` then splits the rest among the other tasks. None: `mode` decides
-            ranking's share too.
+        main_fraction: Share of ranking; `mode` divides the rest among the other tasks. None: `mode` also decides the
+            share of ranking.
         temperature: For mode temperature: 1 is proportional, infinity is uniform.
-        cap: For mode temperature: a task with more rows is sampled as if it had this many.
+        cap: For mode temperature: largest number of rows with which a task counts.
     """
 
     composition: str = "mixed"
@@ -151,14 +152,14 @@ class TaskWeighting:
     """How the losses and gradients of the tasks are weighted.
 
     Args:
-        mode: `static` (the heads' weights), `log_k` (divided by ln of the number of classes), `row_mean` (equal weight
-            for each row of a step), `uncertainty` or `gradnorm` (learned weights).
-        surgery: `none`, `pcgrad` (every task's gradient is projected where it conflicts with another's) or `guard`
-            (auxiliary gradients are projected where they conflict with ranking's).
+        mode: `static`: the heads' weights. `log_k`: these weights divided by ln of the number of classes. `row_mean`:
+            equal weight for each row of a step. `uncertainty` and `gradnorm`: learned weights.
+        surgery: `none`; `pcgrad`: the gradient of every task is projected if it conflicts with that of another task;
+            `guard`: the gradients of auxiliary tasks are projected if they conflict with that of ranking.
         lr: For modes uncertainty and gradnorm: learning rate of the weights.
         alpha: For mode gradnorm: how strongly slowly learning tasks are favoured.
-        cosine_every: The cosine between ranking's and each other task's gradient is logged at every n-th logged step,
-            if the step has rows of both; 0: never.
+        cosine_every: At every n-th logged step, the cosine between the gradients of ranking and of each other task is
+            logged, if the step has rows of both; 0: never.
     """
 
     mode: str = "log_k"
@@ -175,7 +176,7 @@ class TaskWeighting:
 
 
 def one_of(key: str, got: Any, known: Sequence[str]) -> None:
-    """Raise ConfigError if `got` is not among the known values."""
+    """Raise ConfigError if `got` is not a known value."""
     if got not in known:
         raise ConfigError(f"{key}: expected one of {', '.join(known)}; got {got!r}")
 

@@ -1,4 +1,4 @@
-"""Auxiliary rows: query-doc pairs of the training set, a probing task's labels, and the tokens that its head reads."""
+"""Auxiliary rows: query-doc pairs of the training set with labels of probing tasks, and the tokens that heads read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ranker.probing.spacy_model import forget
 
 log = logging.getLogger(__name__)
 
-# number of spans that a span-pooling head reads per target; if a target has one span, the second is empty (0, 0)
+# a head with pooling=span reads so many spans per target; the second span of a target with one span is empty (0, 0)
 MAX_SPANS = 2
 
 
@@ -33,9 +33,9 @@ class AuxiliaryTask:
     """A probing task that is trained together with ranking.
 
     Args:
-        head: Configuration of its head.
+        head: Configuration of the task's head.
         task: The probing task.
-        pooling: What the head reads, `cls`, `mean` or `span`.
+        pooling: Pooling of the head: `cls`, `mean` or `span`.
     """
 
     head: Head
@@ -51,7 +51,7 @@ class TaskRows:
         name: Name of the head.
         rows: Row of each pair in `Sequences`, int64 [pairs].
         target_starts: Pair i has the targets `target_starts[i]` to `target_starts[i + 1] - 1`, int64 [pairs + 1].
-        spans: Start (inclusive) and end (exclusive) of each token span that the head reads for a target, relative to
+        spans: Start (inclusive) and end (exclusive) of each token span that the head reads for a target, counted from
             the row's first token, int64 [targets, spans, 2]. For an unused span, start equals end.
         labels: Class (int64) or number (float32) of each target [targets].
     """
@@ -74,7 +74,7 @@ def label_tasks(
     seed: int,
     cache_dir: Path,
 ) -> list[list[ProbeExample]]:
-    """Make the examples of each task, from training queries only.
+    """Make the examples of each task from training queries only.
 
     Args:
         collection: The training queries, with candidates or triples.
@@ -107,7 +107,7 @@ def label_tasks(
 def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
     """Return the collection; if it has triples but no candidates, candidates are added.
 
-    The added candidates of a query are its docs in the first `max_pairs` triples.
+    The added candidates of a query are the docs of its triples among the first `max_pairs` triples.
     """
     if collection.candidates is not None or collection.triples is None:
         return collection
@@ -123,10 +123,10 @@ def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
 def refuse_held_out(
     name: str, examples: Sequence[ProbeExample], train: Collection, held_out: Mapping[str, Collection]
 ) -> None:
-    """Check that no validation or test query is labelled: training on its labels would make the measures worthless.
+    """Check that no validation or test query is labelled, because training on such labels makes measures worthless.
 
-    Queries are compared by text. They are also compared by id if no training query has that id and the held-out
-    collection has the labelled doc.
+    Queries are compared by text. A labelled query is also compared by id, if no training query has this id and the
+    held-out collection has the labelled doc.
 
     Args:
         name: Name of the task, for the message.
@@ -135,7 +135,7 @@ def refuse_held_out(
         held_out: Validation and test sets, by name.
 
     Raises:
-        DataError: There are such queries; the message names one.
+        DataError: A validation or test query is labelled; the message names one such query.
     """
     texts = {_normalised(example.query): example.query_id for example in examples if example.query.strip()}
     not_in_train = sorted(
@@ -169,13 +169,13 @@ def _normalised(text: str) -> str:
 def to_rows(
     tasks: Sequence[AuxiliaryTask], examples: Sequence[Sequence[ProbeExample]], tokenizer: Any, limits: TextLimits
 ) -> tuple[Sequences, list[TaskRows]]:
-    """Tokenize the texts of all tasks and locate the tokens that each head reads.
+    """Tokenize the texts of all tasks, and find the tokens that each head reads.
 
     Args:
         tasks: The auxiliary tasks.
         examples: Examples of each task.
         tokenizer: A fast tokenizer.
-        limits: Maximum text lengths in tokens (`limits.pair` must not be None here).
+        limits: Maximum text lengths in tokens; here, `limits.pair` must not be None.
 
     Raises:
         ConfigError: A head does not fit its task.
@@ -231,8 +231,8 @@ def _rows_of(
 def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: Sequence[str | None]) -> np.ndarray:
     """Return the labels of a task's targets [targets].
 
-    Regression labels are float32: clipped at two standard deviations from the mean, then scaled to [0, 1]. All other
-    labels are classes, int64; numbers are first binned into classes.
+    Regression labels are float32; they are clipped at two standard deviations from the mean, then scaled to [0, 1]. All
+    other labels are classes, int64, for which numbers are binned.
     """
     numeric = all(value is not None for value in values)
     if head.regression and not numeric:
@@ -243,7 +243,7 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
     if numeric and head.classes is not None:
         raise ConfigError(
             f"model.heads.{head.label}.classes: expected none, since the targets of {task.name} have numbers; "
-            "leave them out"
+            "leave classes out"
         )
     if numeric:
         numbers = np.array(values, dtype=np.float64)
@@ -269,7 +269,7 @@ def class_names(head: Head, task: ProbeTask) -> tuple[str, ...] | None:
     """Return the labels of a classification task; None if the task's targets are numbers.
 
     Raises:
-        ConfigError: The task's set of labels is open and the head does not list the labels.
+        ConfigError: Neither the task nor the head lists the labels.
     """
     if head.classes is not None:
         return tuple(map(str, head.classes))
@@ -284,6 +284,6 @@ def class_names(head: Head, task: ProbeTask) -> tuple[str, ...] | None:
 
 
 def num_classes(head: Head, task: ProbeTask) -> int:
-    """Return a classification head's number of outputs: of labels, or of bins if the task's targets are numbers."""
+    """Return the number of outputs of a classification head: the number of labels, or of bins for numbers."""
     names = class_names(head, task)
     return getattr(task, "bins", 10) if names is None else len(names)

@@ -1,4 +1,4 @@
-"""How often each task is trained on, and which of its rows a step has. A draw depends on (seed, epoch, step) alone."""
+"""Decide how often each task is trained on, and draw the rows of each step, by (seed, epoch, step) alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PASS = 1 << 20  # pass n (from 0) over the ranking groups of an epoch has the s
 
 
 def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:
-    r"""Return the share of each task's rows, float64 [tasks], ranking first.
+    r"""Return the share of each task's rows, float64 [tasks]; ranking is the first task.
 
     proportional: p_t ~ N_t. uniform: 1 / T. temperature (Aharoni et al., 2019): p_t ~ min(N_t, cap)^(1 / tau). annealed
     (Stickland and Murray, 2019): p_t ~ N_t^a with a = 1 - 0.8 (e - 1) / (E - 1) over epochs e = 1 .. E.
 
     Args:
-        sampling: Mode and its parameters.
+        sampling: The mode and its parameters.
         sizes: Number of rows of each task, N_t.
         epoch: Number of the epoch, from 0.
         num_epochs: E.
@@ -49,20 +49,20 @@ def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, nu
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The optimizer steps of an epoch over all tasks; their content depends on the configuration alone.
+    """The optimizer steps of an epoch over all tasks; the configuration alone decides their content.
 
-    A mixed step has the same ranking groups as in a training without auxiliary tasks, and the number of auxiliary rows
-    that gives ranking its share. An epoch is then one pass over the ranking groups. A homogeneous step has one task:
-    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. The number of steps of such an
-    epoch is that of a pass over the ranking groups divided by ranking's share in the first epoch, so that one pass is
-    expected.
+    A mixed step has the ranking groups of a training without auxiliary tasks, and so many auxiliary rows that ranking
+    has its share. An epoch of mixed steps is one pass over the ranking groups. A homogeneous step has one task:
+    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. The number of homogeneous steps
+    in an epoch is the number of ranking steps in a pass over the ranking groups, divided by the share of ranking in the
+    first epoch. So one pass is expected.
 
     Args:
         ranking: Plan of the ranking groups.
-        docs: Docs per group.
+        docs: Number of docs per group.
         sizes: Number of rows of each auxiliary task.
         sampling: Composition and shares.
-        num_epochs: Epochs of the whole training, for annealing.
+        num_epochs: Number of epochs of the whole training, for annealing.
     """
 
     ranking: StepPlan
@@ -88,11 +88,11 @@ class TaskPlan:
 
     @property
     def seed(self) -> int:
-        """Seed of all shuffles."""
+        """The seed of all shuffles."""
         return self.ranking.seed
 
     def shares(self, epoch: int) -> np.ndarray:
-        """Return the share of each task's rows in an epoch, float64 [tasks], ranking first."""
+        """Return the share of each task's rows in an epoch, float64 [tasks]; ranking is the first task."""
         return probabilities(self.sampling, (self.ranking.num_groups * self.docs, *self.sizes), epoch, self.num_epochs)
 
     def groups(self, epoch: int, step: int) -> np.ndarray:
@@ -106,9 +106,9 @@ class TaskPlan:
         return self.ranking.groups(epoch + passes * _PASS, ranking_step)
 
     def rows(self, epoch: int, step: int) -> list[np.ndarray]:
-        """Return the rows of each auxiliary task in a step, one int64 [rows] per task.
+        """Return the rows of each auxiliary task in a step, with an int64 array [rows] per task.
 
-        Each pass over a task's rows is shuffled; no row is repeated within a pass.
+        Passes over a task's rows are shuffled, and a pass has each row once.
         """
         counts, starts = _draws(self, epoch)
         return [
@@ -119,11 +119,11 @@ class TaskPlan:
 
 @lru_cache(maxsize=4)
 def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each step of an epoch whether it ranks, 0 or 1, and its number of rows of each auxiliary task.
+    """Return for each step of an epoch whether it is a ranking step, and its number of rows of each auxiliary task.
 
     Returns:
-        Counts of each step, and sums of the counts of all earlier steps of the epoch, both int64 [steps, tasks]. Column
-        0 counts ranking steps, the others count rows.
+        The counts of each step, and the sums of the counts of all earlier steps of the epoch, both int64 [steps,
+        tasks]. Column 0 has 1 for a ranking step, else 0. The other columns have numbers of rows.
     """
     shares, steps, seed = plan.shares(epoch), len(plan), plan.ranking.seed
     rows = plan.ranking.groups_per_step * plan.docs
@@ -131,7 +131,7 @@ def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     if plan.sampling.composition == "mixed":
         counts[:, 0] = 1
         if len(shares) > 1:
-            # A fraction of a row is carried over to the next step
+            # Fractions of a row are carried over to the next step
             ends = np.floor(np.arange(1, steps + 1) * rows * (1 - shares[0]) / shares[0] + 1e-9).astype(np.int64)
             step_of = np.repeat(np.arange(steps), np.diff(ends, prepend=0))
             tasks = 1 + draw_tasks(shares[1:] / shares[1:].sum(), seed, epoch, len(step_of))
@@ -149,7 +149,7 @@ def draw_tasks(shares: np.ndarray, seed: int, epoch: int, count: int) -> np.ndar
 
 
 def _in_order(size: int, seed: int, epoch: int, task: int, start: int, count: int) -> np.ndarray:
-    """Return elements `start` to `start + count - 1` of an endless sequence of shuffled passes over `range(size)`."""
+    """Return the elements `start` to `start + count - 1` of endless shuffled passes over `range(size)`."""
     positions = np.arange(start, start + count)
     parts = [
         _shuffled(size, seed, epoch, task, int(turn))[positions[positions // size == turn] % size]

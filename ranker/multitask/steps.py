@@ -1,4 +1,4 @@
-"""Training steps of several tasks: ranking groups and rows of auxiliary tasks, in one ragged batch per micro-batch."""
+"""Training steps of several tasks. A micro-batch has ranking groups and rows of auxiliary tasks in a ragged batch."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from ranker.types import Movable, RankBatch, TokenBatch, TrainStep
 class HeadBatch(Movable):
     """The targets of one auxiliary task in a micro-batch.
 
-    A head reads the same number of token spans (one or more) for every target. A target's spans are consecutive.
+    A head reads the same number of token spans for every target. The spans of a target are consecutive.
 
     Args:
         task: Index of the head.
-        tokens: Indices of the tokens of all spans in the micro-batch's states, int64 [read tokens].
-        owners: Span that each of these tokens belongs to, int64 [read tokens].
+        tokens: Indices of the tokens of all spans in the states of the micro-batch, int64 [read tokens].
+        owners: Span of each of these tokens, int64 [read tokens].
         lengths: Number of tokens of each span, at least 1, int64 [targets * spans].
         labels: Class (int64) or number (float32) of each target [targets].
-        num_targets: Targets of the task in the whole step, on all devices.
+        num_targets: Number of targets of the task in the whole step, over all devices.
     """
 
     task: int
@@ -49,12 +49,12 @@ class HeadBatch(Movable):
 
 @dataclass
 class TaskBatch(RankBatch):
-    """A micro-batch of ranking groups and auxiliary rows; in `pairs` the rows of ranking groups come first.
+    """A micro-batch of ranking groups and auxiliary rows; in `pairs`, the rows of ranking groups come first.
 
     Args:
         heads: The auxiliary tasks that have rows in the micro-batch.
-        num_rank_rows: Number of rows of ranking groups, on the host.
-        num_rank_tokens: Number of tokens of these rows, on the host.
+        num_rank_rows: Number of rows of ranking groups, stored on the host.
+        num_rank_tokens: Number of tokens of these rows, stored on the host.
     """
 
     heads: tuple[HeadBatch, ...] = ()
@@ -63,7 +63,7 @@ class TaskBatch(RankBatch):
 
     @property
     def rank_pairs(self) -> TokenBatch:
-        """The rows of ranking groups."""
+        """Return the rows of ranking groups."""
         assert self.pairs is not None
         rows, tokens = self.num_rank_rows, self.num_rank_tokens
         return TokenBatch(
@@ -79,7 +79,8 @@ class TaskStep(TrainStep):
     """This device's part of one optimizer step.
 
     Args:
-        rows: Number of rows of each task in the whole step, over all devices, ranking first; equal on each device.
+        rows: Number of rows of each task in the whole step, over all devices; ranking is the first task. The value is
+            the same on every device.
     """
 
     rows: tuple[int, ...] = field(default=())
@@ -125,7 +126,7 @@ class TaskSteps(TrainSteps):
         query_rows = self.sampler.query_rows[groups]
         sizes = self.collator.group_sizes(query_rows, doc_rows).tolist() if num_groups else []
         task_rows = self.plan.rows(epoch, index)
-        # The step's items are its ranking groups, followed by the rows of the first task, of the second, ...
+        # The items of a step are its ranking groups, then the rows of the first task, of the second task, ...
         task_of = np.repeat(np.arange(len(self.tasks)), np.array([len(rows) for rows in task_rows], dtype=np.int64))
         number_of = np.concatenate([*task_rows, np.zeros(0, dtype=np.int64)]).astype(np.int64)
         rows = self._rows(task_of, number_of)
@@ -156,7 +157,7 @@ class TaskSteps(TrainSteps):
         )
 
     def _rows(self, task_of: np.ndarray, number_of: np.ndarray) -> np.ndarray:
-        """Return the index in `sequences` of each auxiliary row, given its task and its number in it, int64 [rows]."""
+        """Return the index in `sequences` of each auxiliary row, int64 [rows], from its task and number in the task."""
         pairs = zip(task_of.tolist(), number_of.tolist(), strict=True)
         return np.array([self.tasks[task].rows[number] for task, number in pairs], dtype=np.int64)
 
@@ -168,18 +169,18 @@ class TaskSteps(TrainSteps):
         number_of: np.ndarray,
         num_targets: Sequence[int],
     ) -> TaskBatch:
-        """Append auxiliary rows to the rows of a micro-batch's ranking groups.
+        """Append auxiliary rows to the rows of the ranking groups of a micro-batch.
 
         Args:
-            ranked: The micro-batch of ranking groups; None if it has none.
-            items: Index of each auxiliary row in the whole step, which determines the row's id [rows].
+            ranked: The micro-batch of ranking groups; None if there are no ranking groups.
+            items: Index of each auxiliary row in the whole step, which decides the row's id [rows].
             task_of: Task of each auxiliary row [rows].
             number_of: Number of each auxiliary row within its task [rows].
-            num_targets: Targets of each task in the whole step.
+            num_targets: Number of targets of each task in the whole step.
         """
         num_rank_tokens = 0 if ranked is None or ranked.pairs is None else ranked.pairs.num_tokens
         rows = self._rows(task_of, number_of)
-        blocks, order = self._lay_out(rows, -1 - items)  # negative ids differ from those of ranking's rows
+        blocks, order = self._lay_out(rows, -1 - items)  # negative ids, which ranking's rows do not have
         lengths = self._lengths[rows]
         starts = np.zeros(len(rows), dtype=np.int64)
         starts[order] = num_rank_tokens + np.cumsum(lengths[order]) - lengths[order]
@@ -212,8 +213,8 @@ class TaskSteps(TrainSteps):
             row_ids: Id of each row within the step [rows].
 
         Returns:
-            One token batch per layout, and the order in which the batches hold the rows, int64 [rows]: entry i is the
-            index in `rows` of the i-th row of all batches, one after another.
+            A token batch for each layout, and the order of the rows in these batches, int64 [rows]: entry i is the
+            index in `rows` of the i-th row of the concatenated batches.
         """
         layouts = self._layouts[rows]
         blocks = [
@@ -224,12 +225,12 @@ class TaskSteps(TrainSteps):
 
 
 def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarray, num_targets: int) -> HeadBatch:
-    """Make the batch of a head: the tokens and labels of its task's rows in a micro-batch.
+    """Make the batch of a head: the tokens and labels of the task's rows in a micro-batch.
 
     Args:
         task: Index of the head.
-        rows: Rows and labels of its task.
-        numbers: Numbers of the task's rows that are in the micro-batch [rows].
+        rows: Rows and labels of the task.
+        numbers: Numbers of the task's rows in the micro-batch [rows].
         starts: First token of each of these rows in the micro-batch [rows].
         num_targets: Targets of the task in the whole step.
     """
@@ -249,15 +250,15 @@ def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarr
 
 
 class TaskData(RankData):
-    """Data loaders of a multitask training; validation and tests are those of ranking.
+    """Data loaders of a multitask training; validation and tests are for ranking only.
 
     Args:
-        ranking: The ranking data, whose options are used.
-        tasks: The auxiliary tasks and how their heads read them.
-        labels: Number of labelled pairs.
+        ranking: The ranking data; its options are used for all tasks.
+        tasks: The auxiliary tasks, with their heads.
+        labels: Options of the labelled pairs.
         sampling: How often each task is trained on.
-        max_epochs: Epochs of the whole training, for annealing; None: as many as `max_steps` need.
-        max_steps: Steps of the whole training; -1: no limit.
+        max_epochs: Number of epochs of the whole training, for annealing; None: as many as `max_steps` need.
+        max_steps: Number of steps of the whole training; -1: no limit.
     """
 
     def __init__(
@@ -287,7 +288,7 @@ class TaskData(RankData):
         """Return one device's training steps.
 
         Raises:
-            ConfigError: As in `RankData.train_steps`; or an auxiliary row is larger than the token budget.
+            ConfigError: See `RankData.train_steps`; or an auxiliary row is larger than the token budget.
             DataError: A labelled query is in the validation set or a test set.
         """
         ranking = super().train_steps(rank, world)

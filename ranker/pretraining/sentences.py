@@ -91,8 +91,8 @@ class PseudoQueries(ABC):
 class QueryRows:
     """The rows of a step: a pseudo-query and a doc of each group.
 
-    Each pseudo-query is compared with its own doc and with the docs of other groups. It is not compared with another
-    group's doc if both groups come from the same doc of the collection, or if this doc has the tokens of its own doc.
+    Each pseudo-query is compared with its own doc and with the docs of other groups. Two kinds of other docs are left
+    out: those from the same doc of the collection as the query, and those with the same tokens as the query's own doc.
 
     Args:
         queries: Tokens of the pseudo-queries.

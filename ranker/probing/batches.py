@@ -13,11 +13,11 @@ from ranker.data.ragged import ranges
 from ranker.probing.state_readers import States
 
 GATHER_BYTES = 256 << 20  # maximum bytes of states gathered at a time during evaluation
-CHUNK_TOKENS = 2048  # states read at a time on a CPU; few enough to stay in its cache
+CHUNK_TOKENS = 2048  # number of states that a CPU reads at a time, few enough for its cache
 
 
 def targets_of_pairs(pair_starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Indices of the targets of some pairs, pair by pair.
+    """Return the indices of the targets of some pairs, pair by pair.
 
     Args:
         pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [all pairs + 1].
@@ -34,7 +34,7 @@ def targets_of_pairs(pair_starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Token states, and the spans of each target whose states a probe reads.
+    """Token states, and the spans of each target, whose states a probe reads.
 
     Args:
         states: Token states.
@@ -49,18 +49,18 @@ class Inputs:
     device: torch.device
 
     def targets_of(self, pairs: np.ndarray) -> np.ndarray:
-        """The targets of some pairs, pair by pair, int64 [targets]."""
+        """Return the targets of some pairs, pair by pair, int64 [targets]."""
         return targets_of_pairs(self.pair_starts, pairs)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Targets for each seed of a stack, sorted by the length of their spans, longest first.
+    """The targets of each seed of a stack, sorted by the length of their spans, longest first.
 
     Args:
         targets: Indices of the targets, int64 [seeds, targets].
-        real: False at padding, where a seed has fewer targets than another, bool [seeds, targets].
-        host_targets: `targets` as an array in host memory, for looking up spans, int64 [seeds, targets].
+        real: False at padding, which a seed with fewer targets than another seed has, bool [seeds, targets].
+        host_targets: `targets` in host memory, to look up spans, int64 [seeds, targets].
     """
 
     targets: Tensor
@@ -88,7 +88,7 @@ def make_batches(inputs: Inputs, pairs: np.ndarray, size: int) -> Iterator[Batch
 
 @dataclass(frozen=True)
 class SpanStates:
-    """The spans of consecutive targets of a batch, in one slot. `read` copies their states.
+    """The spans of consecutive targets of a batch in one slot; `read` copies the states of these spans.
 
     Args:
         source: The token states.
@@ -103,12 +103,12 @@ class SpanStates:
     mask: Tensor
 
     def read(self) -> Tensor:
-        """The states, float32 [layers, seeds, targets, tokens, dim]."""
+        """Return the states, float32 [layers, seeds, targets, tokens, dim]."""
         return self.source.gather(self.layers, self.tokens)
 
 
 def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[list[SpanStates]]:
-    """The spans of a batch by slot, each slot in chunks of targets.
+    """Return the spans of a batch by slot; the spans of a slot are in chunks of targets.
 
     A GPU gets one chunk per slot. A CPU gets chunks of few targets, which fit its cache. Small chunks also need less
     padding, because the targets are sorted by length.
@@ -134,7 +134,7 @@ def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[list
 
 
 def evaluation_pairs(inputs: Inputs, layers: int) -> int:
-    """Pairs per batch during evaluation: at most 512, and few enough that their states take at most `GATHER_BYTES`."""
+    """Return the number of pairs per evaluation batch: at most 512, and with at most `GATHER_BYTES` of states."""
     longest = int((inputs.spans[:, :, 1] - inputs.spans[:, :, 0]).sum(axis=1).max(initial=1))
     targets_per_pair = max(1, int(np.diff(inputs.pair_starts).max(initial=1)))
     return max(1, min(512, GATHER_BYTES // (4 * layers * inputs.states.dim * longest * targets_per_pair)))

@@ -1,4 +1,4 @@
-"""Turn numbers into classes: k bins with exactly k - 1 inner edges, fitted on the training part only."""
+"""Turn numbers into classes: k bins with exactly k - 1 inner edges, which are fitted to the training part only."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class Bins:
         return len(self.edges) + 1
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """Bin of each value, int64."""
+        """Return the bin of each value, int64."""
         return np.searchsorted(self.edges, values, side="right").astype(np.int64)
 
     def record(self) -> dict[str, Any]:
-        """The bins as JSON values, for the record of the data."""
+        """Return the bins as JSON values, for the record of the data."""
         return {"method": self.method, "edges": self.edges.tolist(), "mean": self.mean, "std": self.std}
 
 
 def fit_bins(values: np.ndarray, num_bins: int = 10, method: str = "mean2std") -> Bins:
     """Fit the edges to the training values.
 
-    `mean2std` splits the range from mean - 2 std to mean + 2 std into equal bins; values outside belong to the first
-    or last bin. `minmax` splits the whole range into equal bins, so outliers make the other bins coarse. `quantile`
-    gives bins with about equally many values; it gives fewer than `num_bins` bins if many values are equal.
+    `mean2std` splits the range from mean - 2 std to mean + 2 std into equal bins; values outside this range belong to
+    the first or last bin. `minmax` splits the whole range into equal bins, so that outliers make the other bins coarse.
+    `quantile` gives bins with about the same number of values, and fewer than `num_bins` bins if many values are equal.
 
     Args:
         values: Training values, float64 [targets].

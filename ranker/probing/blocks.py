@@ -1,4 +1,4 @@
-"""Store finished blocks of the online code on disk, so that a killed run resumes and ends with the same numbers."""
+"""Store finished blocks of the online code on disk, so that a resumed run ends with the same numbers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ranker.files import MAKE_ROOM, room_for
 
 log = logging.getLogger(__name__)
 
-KEY = "key of the block"  # name of the array that repeats the row's key
+KEY = "key of the block"  # name of an array that repeats the key of its database row
 
 
 class BlockStore:
-    """Arrays by key in one SQLite file. A block is stored completely or not at all, even if the process is killed.
+    """A store of arrays by key in one SQLite file. Even a killed process stores a block completely or not at all.
 
     Args:
-        path: The file; created if missing. None stores nothing.
+        path: The file, created if missing; None: nothing is stored.
 
     Raises:
         DataError: The file is not an SQLite database, or the disk is full or read-only.
@@ -43,7 +43,7 @@ class BlockStore:
                 self._connection.commit()
 
     def get(self, key: str) -> dict[str, np.ndarray] | None:
-        """The arrays of a key, or None if the store has none or they are damaged.
+        """Return the arrays of a key; None if the arrays are missing or damaged.
 
         Raises:
             DataError: The database is damaged.
@@ -56,7 +56,7 @@ class BlockStore:
             return None
         try:
             with zipfile.ZipFile(io.BytesIO(row[0])) as archive:
-                damaged = archive.testzip()  # NumPy does not compare the checksum of each part
+                damaged = archive.testzip()  # this compares checksums, which NumPy does not
             if damaged is not None:
                 raise ValueError(f"a damaged part {damaged}")
             with np.load(io.BytesIO(row[0]), allow_pickle=False) as stored:
@@ -70,14 +70,14 @@ class BlockStore:
 
     @contextmanager
     def _data_errors(self) -> Iterator[None]:
-        """Raise database errors as DataError."""
+        """Convert errors of the database to DataError."""
         try:
             with room_for(self.path or "", f"{MAKE_ROOM}; finished blocks are kept"):
                 yield
         except sqlite3.DatabaseError as error:
             raise DataError(
-                f"{self.path}: expected a database of finished blocks, got {error}; delete it, its blocks are computed "
-                "anew"
+                f"{self.path}: expected a database of finished blocks, got {error}; delete it, and its blocks will be "
+                "computed again"
             ) from error
 
     def put(self, blocks: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> None:

@@ -1,7 +1,8 @@
-"""Minimum description length by online (prequential) coding (Voita and Titov, EMNLP 2020, arXiv:2003.12298), in bits.
+"""Minimum description length in bits by online (prequential) coding (Voita and Titov, EMNLP 2020, arXiv:2003.12298).
 
-The labels are sent in blocks. The first block costs log2 k bits per target. Before each later block, a new probe is
-trained on all labels sent so far; a target of the block then costs -log2 p(label) bits under that probe.
+The labels are sent in blocks. A target of the first block costs log2 k bits. Before each later block, a new probe is
+trained on all labels sent so far, and a target of the block costs -log2 p(label) bits with the probability of this
+probe.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ UNITS = ("bits", "legacy_mixed")
 
 
 def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
-    """Ends of the blocks, in pairs. Empty blocks are dropped, so block 1 holds at least one pair.
+    """Return the ends of the blocks, in pairs. Empty blocks are dropped, so block 1 has at least one pair.
 
     Args:
         num_pairs: Number of training pairs, each with at least one target.
-        fractions: Ends as shares of the training pairs, in rising order; the last one is 1.
+        fractions: Ends as shares of the training pairs, in rising order; the last share is 1.
 
     Raises:
         ConfigError: The fractions are not above 0, do not rise, or do not end in 1.
@@ -40,7 +41,7 @@ def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list
             f"portions: expected rising shares above 0 that end in 1.0, got {list(fractions)}; "
             "set portions=[0.1,0.5,1.0]"
         )
-    # 0.001 * 3000 is 3 - 4e-16 in floating point
+    # 1e-9 corrects rounding: 0.001 * 3000 is 3 - 4e-16 in floating point
     ends = [int(fraction * num_pairs + 1e-9) for fraction in fractions]
     return sorted({end for end in ends if end > 0})
 
@@ -63,7 +64,7 @@ class CodeLength:
 
     @property
     def first_bits(self) -> float:
-        """Bits of block 1, sent with a uniform code."""
+        """Bits of block 1, which is sent with a uniform code."""
         return self.first * math.log2(self.classes)
 
     @property
@@ -82,7 +83,7 @@ class CodeLength:
         return self.first_bits + self.later_bits * math.log(2)
 
     def compression(self, units: str = "bits") -> float:
-        """Length of the uniform code over the length of this code; above 1 iff this code is shorter.
+        """Return the length of the uniform code divided by the length of this code; above 1 if this code is shorter.
 
         Args:
             units: Unit of this code's length: `bits` or `legacy_mixed`.
@@ -95,10 +96,11 @@ class CodeLength:
 
 
 def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], classes: int) -> CodeLength:
-    """Length of the code, from the probability that the probe gave to each target's label.
+    """Return the length of the code, from the probability that a probe gave to each target's label.
 
     Args:
-        label_probabilities: [targets]; values in the first block are ignored, since it has the uniform code.
+        label_probabilities: Probabilities [targets]; those of the first block are ignored, because this block has the
+            uniform code.
         block_ends: End of each block, in targets; the last end is the number of targets.
         classes: Number of classes.
 
@@ -111,7 +113,7 @@ def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], clas
 
 
 def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -> np.ndarray:
-    """Bits of each target under the label prior, the code of a probe that reads no input.
+    """Return the bits of each target with the label prior, which is the code of a probe that reads no input.
 
     The probability of a class is its count among the labels sent before the block, with add-one smoothing.
 
@@ -134,12 +136,12 @@ def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Share of targets whose predicted class is the label; NaN without targets."""
+    """Return the share of targets whose predicted class is the label; NaN without targets."""
     return float(np.mean(predicted == labels)) if len(labels) else math.nan
 
 
 def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Mean F1 over the classes that occur among the predictions or the labels; NaN without targets.
+    """Return the mean F1 over the classes among the predictions or the labels; NaN without targets.
 
     >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1])), 4)
     0.6667

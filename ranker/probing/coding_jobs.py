@@ -1,4 +1,4 @@
-"""What the online code reads and returns: label sets, jobs, portions, stacks of probes, outcomes."""
+"""Data classes of the online code: label sets, jobs, portions, stacks of probes, outcomes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class LabelSet:
 
 @dataclass(frozen=True)
 class Job:
-    """Label sets over the same targets, which are coded together because their probes read the same states.
+    """Label sets of the same targets. They are coded together, because their probes read the same states.
 
     Args:
         inputs: States, spans and pairs.
         states_key: Hash of everything that determines the states.
-        layers: Layer to probe -> its index on the states' layer axis.
+        layers: Layer to probe -> index of the layer on the states' layer axis.
         label_sets: Label sets, all with the same number of classes.
         classes: Number of classes.
         train: Indices of the training pairs, int64 [pairs].
@@ -69,17 +69,16 @@ class Outcome:
         seed: The seed.
         label_set: The label set.
         code: The description length.
-        bits: Bits of each training target, float32 [training targets], sorted by target index, not in the seed's
-            order. A target of the first block has log2(classes) bits.
-        block_ends: End of each block, in targets of this seed's order.
+        bits: Bits of each training target, float32 [training targets], sorted by target index. A target of the first
+            block has log2(classes) bits.
+        block_ends: End of each block, in targets, in this seed's order.
         block_bits: Bits of each block.
         predicted: Predicted class of each test target, after training on all training pairs.
         scores: Log-odds of class 1 against class 0 of each test target.
         accuracy: Accuracy on the test part.
         macro_f1: Macro F1 on the test part.
         epochs: Passes over the training pairs in the last training.
-        seconds: This member's share of the stack's training and coding time: total time divided by the number of
-            members trained together.
+        seconds: Seconds for training and coding of the stack, divided by its number of members.
     """
 
     layer: int
@@ -99,12 +98,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Portion:
-    """The first training pairs in each seed's order, and the block encoded by the probes trained on them.
+    """The first training pairs in each seed's order, and the block that is encoded by probes trained on these pairs.
 
     Args:
         number: Number of the portion, from 0.
         start: The probes are trained on the first `start` pairs.
-        end: The block ends with pair `end`. None: the last portion; its probes are applied to the test pairs, which
+        end: The block ends with pair `end`. None: this is the last portion, whose probes classify the test pairs, which
             are not part of the code.
     """
 
@@ -115,7 +114,7 @@ class Portion:
 
 @dataclass(frozen=True)
 class ProbeStack:
-    """Layers and seeds of a job that are trained in one module.
+    """The layers and seeds of a job that one module trains.
 
     Args:
         job: The job.
@@ -138,11 +137,11 @@ class ProbeStack:
 
     @property
     def members(self) -> list[Member]:
-        """Indices of layer, seed and label set of each member."""
+        """Return the indices of layer, seed and label set of each member."""
         return list(product(range(len(self.layers)), range(len(self.seeds)), range(len(self.job.label_sets))))
 
     def training_stack(self, label_sets: Sequence[LabelSet], portion: Portion) -> Stack:
-        """The members that `fit` trains, with the seed of each member's dropout."""
+        """Return the members that `fit` trains, with the seed of each member's dropout."""
         names = [f"{labels.task}/{labels.control}" for labels in label_sets]
         keys = [
             [[_hash(layer, seed, portion.number, name) for name in names] for seed in self.seeds]
@@ -152,7 +151,7 @@ class ProbeStack:
         return Stack(self.layer_indices, self.seeds, keys, labels.to(self.job.inputs.device))
 
     def coded_pairs(self, portion: Portion) -> np.ndarray:
-        """Pairs of the portion's block, int64 [seeds, pairs], or the test pairs [1, pairs]."""
+        """Return the pairs of the portion's block, int64 [seeds, pairs]; of the last portion, test pairs [1, pairs]."""
         return self.job.test[None] if portion.end is None else self.order[:, portion.start : portion.end]
 
 

@@ -1,4 +1,4 @@
-"""Counts over a collection's docs, for labels that depend on them."""
+"""Count words over a collection's docs, for labels that depend on these counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controls: baselines for the compression that a probe reaches without the information that the task asks for."""
+"""Controls: baselines of the compression that a probe reaches without the information of the task."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def check_controls(names: Sequence[str]) -> None:
 
 
 def type_of(example: ProbeExample, target: Target) -> str:
-    """The word type that determines the control task's label (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
+    """Return the word type that decides the label of the control task (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
 
-    It is the lower-case text of the first span. If the first span is a whole query, it is the query's first content
-    word.
+    The word type is the lower-case text of the first span; for a whole query, it is the query's first content word.
     """
     first = target.spans[0]
     text = example.text_of(first).lower()
@@ -39,9 +38,9 @@ def type_of(example: ProbeExample, target: Target) -> str:
 
 
 def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, classes: int, seed: int) -> np.ndarray:
-    """Labels of the control task: each word type gets a random label, which a probe can only memorise.
+    """Return the labels of the control task: each word type gets a random label, which a probe can only memorise.
 
-    A seeded hash of the type draws its label from the distribution of the training labels.
+    A seeded hash of the word type draws the label from the distribution of the training labels.
 
     Args:
         types: Word type of each target.
@@ -65,7 +64,7 @@ def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, 
 
 
 def shuffled_labels(labels: np.ndarray, parts: np.ndarray, seed: int) -> np.ndarray:
-    """Shuffle the labels within each part. Compression above the label prior's would then show a leak.
+    """Shuffle the labels within each part. If probes then compress better than the label prior, there is a leak.
 
     Args:
         labels: int64 [targets].
@@ -84,11 +83,12 @@ def shuffled_labels(labels: np.ndarray, parts: np.ndarray, seed: int) -> np.ndar
 
 
 def surface_features(query: str, doc: str) -> list[float]:
-    """Features that need no encoder, computed on content stems.
+    """Compute features that need no encoder, from content stems.
 
     Returns:
-        Number of query words, of doc words, and of words in both; share of the query's distinct words that occur in
-        the doc; term frequency (mean over the query's words of their count in the doc over the doc's length).
+        Number of words of the query, of the doc, and of both; share of the query's different words that occur in the
+        doc; term frequency (a query word's count in the doc divided by the doc's length, averaged over the query
+        words).
 
     >>> surface_features("red birds", "A red bird, a red fox")
     [2.0, 4.0, 2.0, 1.0, 0.375]
@@ -107,7 +107,7 @@ def surface_features(query: str, doc: str) -> list[float]:
 
 
 def standardised(features: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Shift and scale each feature to mean 0 and standard deviation 1 over the training rows.
+    """Shift and scale each feature to mean 0 and standard deviation 1 on the training rows.
 
     Args:
         features: [rows, features]

@@ -1,4 +1,4 @@
-"""Early stopping of the probes of a stack, separately for each probe."""
+"""Early stopping for each probe of a stack separately."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ranker.probing.training_options import TrainingOptions
 
 
 class EarlyStopping:
-    """Best weights, rate and patience of each member of a stack. All tensors have one entry per member, on the CPU.
+    """Best weights, learning rate and patience of each member of a stack. CPU tensors have an entry per member.
 
     Args:
         parameters: Initial parameters, float32 [members, parameters].
-        uniform_loss: Loss of the uniform code, log k. The initial weights give that code (`EdgeProbe.initial`).
+        uniform_loss: Loss of the uniform code, log k, which is the code of the initial weights (`EdgeProbe.initial`).
         options: Patience and rate factor.
     """
 
@@ -24,28 +24,28 @@ class EarlyStopping:
         self.best = parameters.clone()
         self.epochs = torch.zeros(size)
         self.members = torch.arange(size)  # indices of the members that are still in the optimizer
-        # so that the initial weights are kept if training on few pairs gives a worse code than the uniform one
+        # the initial weights are kept if training on few pairs gives a worse code than the uniform code
         self._lowest = torch.full((size,), uniform_loss, dtype=torch.float64)
         self._bad_rounds = torch.zeros(size, dtype=torch.int64)
 
     def count_epoch(self, epoch: int) -> None:
-        """Record `epoch` as the number of epochs of each member that still trains."""
+        """Record `epoch` as the number of epochs of the members that still train."""
         training = self._bad_rounds[self.members] < self.options.patience
         self.epochs[self.members] = torch.where(training, float(epoch), self.epochs[self.members])
 
     def keep_last(self, parameters: Tensor) -> None:
-        """Keep the current weights [members in the optimizer, parameters]; used without validation pairs."""
+        """Keep the current weights [members in the optimizer, parameters], for a training without validation pairs."""
         self.best[self.members] = parameters
 
     def update(self, loss: Tensor, optimizer: Adam) -> Tensor:
-        """Keep the weights of improved members; lower the others' learning rate, to 0 for members that stop.
+        """Keep the weights of improved members; lower the learning rate of other members, to 0 if a member stops.
 
         Args:
             loss: Validation loss of each member in the optimizer, float64 [members].
             optimizer: The optimizer.
 
         Returns:
-            True at members that stop, bool [members].
+            True for members that stop, bool [members].
         """
         members, device = self.members, self.best.device
         training = self._bad_rounds[members] < self.options.patience

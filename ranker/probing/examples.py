@@ -1,4 +1,4 @@
-"""Data model of probing: query-doc pairs with labelled spans. A probe reads the states of the spans.
+"""The data model of probing: query-doc pairs with labelled spans. A probe reads the hidden states of the spans.
 
 A *target* is one labelled item, one or two spans with their label, as in edge probing (Tenney et al., ICLR 2019). The
 *label* is the target's class.
@@ -25,7 +25,7 @@ PARTS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Span:
-    """A range of the query or the doc, counted in characters so that it suits any tokenizer.
+    """A range of characters of the query or the doc, which suits any tokenizer.
 
     Args:
         side: `query` or `doc`.
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Target:
-    """One labelled item: one or two spans with their label.
+    """A labelled item: one or two spans with their label.
 
     Args:
         spans: One or two spans.
@@ -58,12 +58,12 @@ class ProbeExample:
     """A query and a doc with all their targets.
 
     Args:
-        query_id: Id of the query. Pairs are split by it, and standard errors are clustered by it.
+        query_id: Id of the query, by which pairs are split and standard errors are clustered.
         doc_id: Id of the doc.
-        query: Text of the query. If empty (a task without queries), the doc is encoded alone.
-        doc: Text of the doc, as the ranker reads it.
+        query: Text of the query. If empty, for a task without queries, the doc is encoded alone.
+        doc: Text of the doc that the ranker reads.
         targets: At least one target; pairs without targets have no example.
-        part: `train`, `val` or `test` if the source assigns it, else None.
+        part: `train`, `val` or `test` if the source assigns the part, else None.
     """
 
     query_id: str
@@ -74,7 +74,7 @@ class ProbeExample:
     part: str | None = None
 
     def text_of(self, span: Span) -> str:
-        """The characters of a span."""
+        """Return the text of a span."""
         side = self.query if span.side == "query" else self.doc
         return side if span.start is None else side[span.start : span.end]
 
@@ -85,10 +85,10 @@ class PairSample:
 
     Args:
         collection: Queries, docs, judgements and candidates.
-        pairs: (query_id, doc_id) pairs, shared by all tasks that do not sample pairs themselves.
-        max_pairs: Maximum number of pairs of a task that samples pairs itself.
+        pairs: The (query_id, doc_id) pairs of all tasks that do not sample their own pairs.
+        max_pairs: Maximum number of pairs of a task that samples its own pairs.
         docs_per_query: Maximum number of docs per query.
-        depth: Number of top candidates of a query to draw docs from.
+        depth: Docs are drawn from this number of top candidates of a query.
         seed: Seed of all sampling.
         parts: query_id -> `train`, `val` or `test`: a split by query, for tasks that choose docs by part.
     """
@@ -102,7 +102,7 @@ class PairSample:
     parts: dict[str, str]
 
     def texts(self) -> Iterator[tuple[str, str, str, str]]:
-        """(query_id, doc_id, query, doc) of every shared pair."""
+        """Yield (query_id, doc_id, query, doc) of every shared pair."""
         for query_id, doc_id in self.pairs:
             yield query_id, doc_id, self.collection.queries[query_id], self.collection.docs[doc_id].full_text
 
@@ -115,13 +115,13 @@ class TaskUnavailable(DataError):
 
 
 class ProbeTask(Protocol):
-    """A probing task: one file in `tasks/`, one yaml in `conf/probe/`.
+    """A probing task, with a file in `tasks/` and a yaml in `conf/probe/`.
 
     Attributes:
         name: Name in reports. Options that change the labels change the name too.
-        labeller: Id and version of the labelling code, and every setting that changes a label; part of the data hash.
-        classes: The label set. None: the labels that occur, sorted. Empty: the targets have values, which are binned.
-        whole_text: Whether each target reads the whole query and the whole doc, with one target per pair.
+        labeller: Id and version of the labelling code, with every setting that changes a label; part of the data hash.
+        classes: The labels. None: all labels that occur, sorted. Empty: the targets have numbers, which are binned.
+        whole_text: Whether each pair has one target, which reads the whole query and the whole doc.
         ranks: Whether log-odds of class 1 against class 0 rank the docs of a query, so that ranking measures apply.
     """
 
@@ -139,7 +139,7 @@ class ProbeTask(Protocol):
 def whole_text_example(
     ids_and_texts: tuple[str, str, str, str], label: str | None = None, value: float | None = None
 ) -> ProbeExample:
-    """An example with one target, which reads the whole query and the whole doc.
+    """Return an example with one target, which reads the whole query and the whole doc.
 
     Args:
         ids_and_texts: query_id, doc_id, query, doc.
@@ -151,7 +151,7 @@ def whole_text_example(
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash of a file's content."""
+    """Return a hash of a file's content."""
     digest = hashlib.blake2b(digest_size=10)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -164,7 +164,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 def to_record(example: ProbeExample, source: str) -> dict[str, Any]:
-    """The edge-probing record of an example, with character spans."""
+    """Return the edge-probing record of an example, with character spans."""
     targets = []
     for target in example.targets:
         entry: dict[str, Any] = {f"span{i}": _span_record(span) for i, span in enumerate(target.spans, 1)}
@@ -261,10 +261,10 @@ def write_examples(path: Path, examples: Iterable[ProbeExample], source: str) ->
 
 
 def read_examples(path: Path) -> Iterator[ProbeExample]:
-    """Read edge-probing records with character spans, one per line, as `write_examples` writes them.
+    """Read the file of `write_examples`: edge-probing records with character spans, one per line.
 
     Raises:
-        DataError: A line is not such a record; the message names file and line.
+        DataError: A line is not an edge-probing record; the message names file and line.
     """
     for number, line in read_lines(path):
         yield from_record(parse_line(line, f"{path}:{number}"), f"{path}:{number}")

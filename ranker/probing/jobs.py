@@ -1,4 +1,4 @@
-"""The jobs of a subject, for its tasks and their controls. Tasks with the same spans share a job."""
+"""Make the jobs of a subject, for tasks and their controls. Tasks with the same spans share a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ranker.probing.label_store import ProbeData
 from ranker.probing.options import StudyOptions
 from ranker.probing.state_readers import States, TensorStates
 
-KeyedStates = tuple[States, str]  # token states, and a hash of everything that determines them
+KeyedStates = tuple[States, str]  # token states, and a hash of everything that decides the states
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TaskGroup:
         label_sets: Sequence[LabelSet],
         seeds: Sequence[int],
     ) -> Job:
-        """A job on the pairs of this group; for the arguments see `Job`."""
+        """Return a job on the pairs of this group; for the arguments see `Job`."""
         data = self.tasks[0]
         return Job(
             inputs=inputs,
@@ -66,14 +66,14 @@ def make_jobs(
 
     Args:
         data: Data of each task.
-        spans: Spans of each task, as in `TaskGroup`.
-        states: Token states by control; `none` has the subject's states, which most controls read too.
+        spans: Spans of each task, see `TaskGroup`.
+        states: Token states by control; `none` has the subject's own states, which most controls also read.
         layers: Layers to probe, in the order of the states' layer axis.
         options: Controls and seeds.
         device: Device to compute on.
     """
     layer_index = {layer: i for i, layer in enumerate(layers)}
-    # shuffled labels only show leaks, for which two layers are enough
+    # shuffled labels only serve to find leaks, for which two layers are enough
     two_layers = {layer: layer_index[layer] for layer in sorted({layers[len(layers) // 2], layers[-1]})}
     control_seeds, other_seeds = options.seeds[: options.control_seeds], options.seeds[options.control_seeds :]
     jobs: list[Job] = []
@@ -86,7 +86,7 @@ def make_jobs(
             label_sets = [labels_of(task, control, options.seed) for control in controls for task in group.tasks]
             jobs.append(group.job(inputs, states[source][1], layers, label_sets, list(seeds)))
 
-        # in one job, the task and its control task share batches, whose states are gathered only once
+        # a task and its control task are in one job, so that the states of a batch are gathered once for both
         with_control = [MAIN, *(["control_task"] if "control_task" in options.controls else [])]
         add(MAIN, layer_index, with_control, control_seeds)
         add(MAIN, layer_index, [MAIN], other_seeds)
@@ -101,7 +101,7 @@ def make_jobs(
 
 
 def labels_of(data: ProbeData, control: str, seed: int) -> LabelSet:
-    """The labels of a task under a control.
+    """Return the labels of a task for a control.
 
     Args:
         data: The task's data.
@@ -128,7 +128,7 @@ def _group(data: Sequence[ProbeData], spans: Sequence[np.ndarray]) -> list[TaskG
 
 
 def _surface_job(group: TaskGroup, seeds: list[int], device: torch.device) -> Job:
-    """A job that reads features of the texts as if they were token states: one token and one span per pair."""
+    """Return a job that reads features of texts in place of token states, with one token and one span per pair."""
     data = group.tasks[0]
     features = np.array([surface_features(example.query, example.doc) for example in data.examples])
     vectors = standardised(features, data.part == "train")

@@ -1,4 +1,4 @@
-"""Labels of tasks: examples stored on disk after the first run, and their targets as arrays (`ProbeData`)."""
+"""Labels of tasks: the examples, which are stored on disk, and their targets as arrays (`ProbeData`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 def collection_fingerprint(collection: Collection) -> str:
-    """Hash of docs, queries and judgements."""
+    """Return a hash of docs, queries and judgements."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(collection.docs.fingerprint.encode())
     for part in (collection.queries, collection.qrels):
@@ -37,7 +37,7 @@ def collection_fingerprint(collection: Collection) -> str:
 
 
 def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> list[ProbeExample]:
-    """A task's examples, from the cache in `cache_dir` if the same labeller has labelled the same pairs before.
+    """Return a task's examples, from the cache in `cache_dir` if this labeller has labelled the same pairs before.
 
     Args:
         task: The task.
@@ -46,7 +46,7 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
 
     Raises:
         TaskUnavailable: A package or file that the labels need is missing.
-        DataError: The task has no example, or the cached ones are damaged.
+        DataError: The task has no example, or the cached examples are damaged.
     """
     candidates = sample.collection.candidates
     key = [
@@ -83,7 +83,7 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
 
 @dataclass(frozen=True)
 class ProbeData:
-    """A task's targets as arrays, the same for every subject.
+    """A task's targets as arrays, which are the same for every subject.
 
     Args:
         task: The task.
@@ -92,8 +92,8 @@ class ProbeData:
         part: Part of each pair, str [pairs].
         pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
         labels: Class of each target, int64 [targets].
-        types: Word type of each target, which determines the control task's label, [targets].
-        bins: The bins, if the labels are bins.
+        types: Word type of each target [targets], which decides the label of the control task.
+        bins: The bins, if labels are bins; else None.
         num_cut: Number of targets left out because truncation cut a span.
         fingerprint: Hash of labeller, texts, spans, labels and parts.
     """
@@ -115,25 +115,25 @@ class ProbeData:
         return len(self.examples[0].targets[0].spans)
 
     def pairs_in(self, part: str) -> np.ndarray:
-        """Indices of the pairs in a part, int64."""
+        """Return the indices of the pairs in a part, int64."""
         return np.flatnonzero(self.part == part)
 
     def targets_of(self, pairs: np.ndarray) -> np.ndarray:
-        """The targets of some pairs, pair by pair, int64 [targets]."""
+        """Return the targets of some pairs, pair by pair, int64 [targets]."""
         return targets_of_pairs(self.pair_starts, pairs)
 
     @property
     def target_parts(self) -> np.ndarray:
-        """Part of each target, str [targets]."""
+        """Return the part of each target, str [targets]."""
         return np.repeat(self.part, np.diff(self.pair_starts))
 
     @property
     def target_queries(self) -> np.ndarray:
-        """Query of each target, str [targets]."""
+        """Return the query of each target, str [targets]."""
         return np.repeat(np.array([example.query_id for example in self.examples]), np.diff(self.pair_starts))
 
     def record(self) -> dict[str, Any]:
-        """Description of the data as JSON values, stored with the results."""
+        """Return the description of the data as JSON values, which are stored with the results."""
         by_part = {
             part: np.bincount(self.labels[self.target_parts == part], minlength=len(self.classes)).tolist()
             for part in PARTS
@@ -161,13 +161,13 @@ def build_data(
     spans: Sequence[Sequence[Sequence[Any]]],
     max_classes: int = 1000,
 ) -> ProbeData:
-    """Keep the targets that no subject's truncation cuts, and turn their labels or values into class indices.
+    """Keep the targets that are not truncated for any subject, and turn their labels or values into class indices.
 
     Args:
         task: The task.
-        examples: Its examples.
+        examples: The task's examples.
         parts: Part of each example.
-        spans: [subjects][examples][targets]: tokens of the target's spans, or None if truncation cut one of them.
+        spans: Tokens of the spans of each target, [subjects][examples][targets]; None if truncation has cut a span.
         max_classes: Maximum number of classes.
 
     Raises:
@@ -229,7 +229,7 @@ def _check_targets(task: ProbeTask, examples: Sequence[ProbeExample], parts: Seq
 def _classes(
     task: ProbeTask, examples: Sequence[ProbeExample], train: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...], Bins | None]:
-    """Class of each target, int64 [targets]; names of the classes; bins, fitted on the training targets, if any."""
+    """Return the class of each target, int64 [targets], the names of the classes, and the bins of training targets."""
     targets = [target for example in examples for target in example.targets]
     values = [target.value for target in targets]
     if all(value is not None for value in values):
@@ -250,7 +250,7 @@ def _classes(
 def span_tokens(
     examples: Sequence[ProbeExample], sequences: Sequences, pair_index: dict[tuple[str, str], int]
 ) -> list[list[Any]]:
-    """Tokens of the spans of each example's targets, [slots][2] per target, or None if truncation cut a span.
+    """Return the tokens of the spans of each example's targets, [slots][2] per target; None if truncation cut a span.
 
     Args:
         examples: A task's examples.
@@ -266,6 +266,6 @@ def span_tokens(
 
 
 def span_array(data: ProbeData, sequences: Sequences, pair_index: dict[tuple[str, str], int]) -> np.ndarray:
-    """Tokens of the spans of all targets, int64 [targets, slots, 2]; for the arguments see `span_tokens`."""
+    """Return the tokens of the spans of all targets, int64 [targets, slots, 2]; for the arguments see `span_tokens`."""
     rows = span_tokens(data.examples, sequences, pair_index)
     return np.array([target for row in rows for target in row], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Turn coded jobs into results: ranking measures, the label prior, rows of the table."""
+"""Turn coded jobs into results with ranking measures, and compute the results of the label prior."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RELABELLED = ("control_task", "shuffled")  # controls whose labels are not relev
 def result_of(
     subject: Subject, data: ProbeData, outcome: Outcome, portions: Sequence[float], collection: Collection
 ) -> Result:
-    """The result of one layer, seed and label set.
+    """Return the result of one layer, seed and label set.
 
     Args:
         subject: The subject.
@@ -54,10 +54,10 @@ def result_of(
 
 
 def ranking_measures(data: ProbeData, scores: np.ndarray, collection: Collection) -> dict[str, float]:
-    """Ranking measures of the test queries' docs, ranked by score.
+    """Return the ranking measures of the test queries, whose docs are ranked by score.
 
-    `RANKING` uses the collection's relevance threshold. If that is above 1, the measures in `LENIENT` are added; they
-    use threshold 1.
+    The measures in `RANKING` use the collection's relevance threshold. If this threshold is above 1, the measures in
+    `LENIENT`, with threshold 1, are added.
 
     Args:
         data: The task's data.
@@ -79,7 +79,7 @@ def ranking_measures(data: ProbeData, scores: np.ndarray, collection: Collection
 
 
 def prior_result(subject: Subject, data: ProbeData, seed: int, portions: Sequence[float]) -> Result:
-    """The result of the label prior: a probe without input, in closed form.
+    """Return the result of the label prior, a probe without input, in closed form.
 
     Args:
         subject: The subject.
@@ -119,7 +119,7 @@ def prior_result(subject: Subject, data: ProbeData, seed: int, portions: Sequenc
 def _prior_bits(
     data: ProbeData, labels: np.ndarray, seed: int, portions: Sequence[float]
 ) -> tuple[np.ndarray, list[int]]:
-    """Bits of each training target under the label prior in the seed's order, and the ends of the blocks in targets."""
+    """Return each training target's bits with the label prior, in the seed's order, and the block ends in targets."""
     train = data.pairs_in("train")
     order = train[permutation(seed, len(train))]
     sizes = np.cumsum(np.diff(data.pair_starts)[order])

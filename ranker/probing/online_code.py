@@ -1,7 +1,8 @@
-"""The online code of a task for all layers, seeds and label sets.
+"""Compute the online code of a task for all layers, seeds and label sets.
 
-Online (prequential) coding: the training pairs are split into blocks. For each block, new probes are trained on all
-earlier blocks and then encode the labels of the block. Finished blocks are stored; a killed run resumes after them.
+In online (prequential) coding, the training pairs are split into blocks. For each block, new probes are trained on all
+earlier blocks and then encode the labels of the block. Finished blocks are stored, so that a killed run resumes after
+the last finished block.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from ranker.probing.probes import EdgeProbe
 from ranker.probing.training import Fitted, fit, log_probabilities
 from ranker.probing.training_options import TrainingOptions
 
-VERSION = 4  # raise it when a probe or its training changes: stored blocks are then computed anew
-SMALL_PORTION = 0.05  # portions below this share of the training pairs use `TrainingOptions.small_val_pairs`
+VERSION = 4  # increase this number when a probe or its training changes, so that stored blocks are not reused
+SMALL_PORTION = 0.05  # `TrainingOptions.small_val_pairs` is for portions below this share of the training pairs
 BATCHINGS = ("auto", "separate", "stacked")
 VALIDATIONS = ("fixed", "within")
 
-Block = dict[str, np.ndarray]  # stored arrays of one member: bits (or predicted and scores), epochs, seconds
+Block = dict[str, np.ndarray]  # arrays of one member: bits (or predicted and scores), epochs, seconds
 
 
 @dataclass(frozen=True)
 class OnlineCoder:
-    """Compute the online code of each job.
+    """Computes the online code of jobs.
 
     Args:
         options: How a probe is trained.
         fractions: Ends of the blocks, as shares of the training pairs.
-        validation: `fixed` validates on the validation pairs. `within` holds out a tenth of the earlier blocks' pairs
-            for validation, so the code length uses training pairs only.
-        batching: `stacked` trains all layers and seeds in one module, `separate` one after another; `auto` stacks on a
-            GPU.
+        validation: `fixed`: probes are validated on the validation pairs. `within`: a tenth of the pairs of all earlier
+            blocks is held out for validation, so that the code length depends on training pairs only.
+        batching: `stacked`: one module trains all layers and seeds. `separate`: they are trained one after another.
+            `auto`: stacked on a GPU.
         store: Store of finished blocks.
-        progress: Called with the number of members that finished a block since the last call.
+        progress: Function that is called with the number of members that have finished a block since the last call.
 
     Raises:
         ConfigError: An unknown `batching` or `validation`, or fractions that are not ascending or do not end at 1.
@@ -70,33 +71,33 @@ class OnlineCoder:
         return [outcome for layers, seeds in self.stacks(job) for outcome in self.code_stack(job, layers, seeds)]
 
     def stacks(self, job: Job) -> list[tuple[list[int], list[int]]]:
-        """Layers and seeds of each stack."""
+        """Return the layers and seeds of each stack."""
         layers, seeds = list(job.layers), list(job.seeds)
         if self.batching == "stacked" or (self.batching == "auto" and job.inputs.device.type == "cuda"):
             return [(layers, seeds)]
         return [([layer], [seed]) for layer in layers for seed in seeds]
 
     def code_stack(self, job: Job, layers: list[int], seeds: list[int]) -> list[Outcome]:
-        """Code some layers and seeds of a job in one stack."""
+        """Code some layers and seeds of a job with one stack."""
         dim, slots = job.inputs.states.dim, job.inputs.spans.shape[1]
         options = self.options
         probe = EdgeProbe(dim, slots, job.classes, options.hidden, options.dropout, options.head)
         order = np.stack([job.train[permutation(seed, len(job.train))] for seed in seeds])
         stack = ProbeStack(job, probe, layers, seeds, order)
         ends = portion_ends(len(job.train), self.fractions)
-        # the last training, on all training pairs, is for the test and not part of the code
+        # the last training, on all training pairs, is only for the test, not for the code
         bounds = [*pairwise(ends), (len(job.train), None)]
         blocks = [self._block(stack, Portion(number, *bound)) for number, bound in enumerate(bounds)]
         return [self._outcome(stack, member, ends[0], [block[member] for block in blocks]) for member in stack.members]
 
     def _block(self, stack: ProbeStack, portion: Portion) -> dict[Member, Block]:
-        """One portion's block of each member: read from the store, or computed and stored."""
+        """Return the block of a portion for each member: read it from the store, or compute and store it."""
         keys = {member: self._key(stack, member, portion) for member in stack.members}
         blocks = {member: block for member, key in keys.items() if (block := self.store.get(key)) is not None}
         missing = [member for member in keys if member not in blocks]
         self.progress(len(blocks))
         if missing:
-            # Every label set with at least one missing member is trained again for all layers and seeds.
+            # A label set with a missing member is trained again for all layers and seeds.
             computed = self._train_block(stack, portion, sorted({label_set for _, _, label_set in missing}))
             self.store.put([(keys[member], arrays) for member, arrays in computed.items()])
             blocks |= computed
@@ -104,7 +105,7 @@ class OnlineCoder:
         return blocks
 
     def _train_block(self, stack: ProbeStack, portion: Portion, label_sets: list[int]) -> dict[Member, Block]:
-        """Train the probes of some label sets on a portion and apply them to its block."""
+        """Train the probes of some label sets on a portion, and apply the probes to the portion's block."""
         began = time.perf_counter()
         inputs = stack.job.inputs
         training_stack = stack.training_stack([stack.job.label_sets[i] for i in label_sets], portion)
@@ -112,7 +113,7 @@ class OnlineCoder:
         fitted = fit(stack.probe, inputs, training_stack, train, val, self.options, portion.number)
         pairs = stack.coded_pairs(portion)
         values = self._apply(stack, fitted, training_stack.labels, pairs, test=portion.end is None)
-        # each seed codes different training pairs, but all seeds predict the same test pairs
+        # seeds code different training pairs, but predict the same test pairs
         rows = pairs.repeat(len(stack.seeds) // len(pairs), axis=0)
         targets = [inputs.targets_of(seed_pairs) for seed_pairs in rows]
         shape = training_stack.shape
@@ -125,7 +126,7 @@ class OnlineCoder:
         return blocks
 
     def _training_pairs(self, stack: ProbeStack, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs to train on, int64 [seeds, pairs], and to validate on, int64 [1 or seeds, pairs]."""
+        """Return the pairs to train on, int64 [seeds, pairs], and to validate on, int64 [1 or seeds, pairs]."""
         job = stack.job
         train = stack.order[:, :start]
         if self.validation == "within":
@@ -143,14 +144,14 @@ class OnlineCoder:
 
         Args:
             stack: The stack.
-            fitted: Its trained probes.
+            fitted: The trained probes of the stack.
             labels: Labels of the trained label sets, int64 [label sets, targets].
             pairs: int64 [1 or seeds, pairs].
             test: Whether to return predictions and scores instead of bits.
 
         Returns:
             `bits`, or `predicted` and `scores`: float32 [layers, seeds, label sets, all targets]; NaN for targets
-            that are not in `pairs`.
+            outside `pairs`.
         """
         inputs = stack.job.inputs
         layers, seeds, label_sets = fitted.parameters.shape[:3]
@@ -176,8 +177,8 @@ class OnlineCoder:
     def _outcome(self, stack: ProbeStack, member: Member, first_pairs: int, blocks: list[Block]) -> Outcome:
         """Return a member's outcome.
 
-        `blocks` has the blocks after the first one, and then the results on the test pairs. The `first_pairs` pairs of
-        the first block have the uniform code.
+        `blocks` has all blocks except the first one, then the results on the test pairs. The `first_pairs` pairs of the
+        first block have the uniform code.
         """
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
@@ -188,7 +189,7 @@ class OnlineCoder:
         later = np.concatenate([block["bits"] for block in coded]) if coded else np.empty(0, dtype=np.float32)
         code = CodeLength(job.classes, first, len(targets), float(later.sum(dtype=np.float64)))
         bits = np.empty(len(targets), dtype=np.float32)
-        # from the seed's order back to the order of the pairs, so that seeds and subjects can be compared by target
+        # back from the seed's order to the order of pairs, so that seeds and subjects can be compared by target
         bits[np.argsort(np.argsort(targets))] = np.concatenate(
             [np.full(first, np.log2(job.classes), dtype=np.float32), later]
         )
@@ -211,7 +212,7 @@ class OnlineCoder:
         )
 
     def _key(self, stack: ProbeStack, member: Member, portion: Portion) -> str:
-        """Hash of everything that determines a member's block."""
+        """Return a hash of everything that decides a member's block."""
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
         settings = [
@@ -235,9 +236,9 @@ class OnlineCoder:
 
 
 def permutation(seed: int, num_pairs: int) -> np.ndarray:
-    """Random permutation of `num_pairs` determined by the seed, int64 [pairs].
+    """Return a seeded random permutation of `num_pairs` pairs, int64 [pairs].
 
-    It is the order in which training pairs are coded, equal for all layers, subjects (the probed encoders) and
-    controls. It is also used to select a subset of the validation pairs.
+    Training pairs are coded in this order, which is the same for all layers, subjects (the probed encoders) and
+    controls. The permutation also selects a subset of the validation pairs.
     """
     return np.random.default_rng([seed, num_pairs]).permutation(num_pairs)

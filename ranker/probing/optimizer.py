@@ -1,4 +1,4 @@
-"""Adam and dropout for a stack of probes. Each member is trained exactly as it would be alone."""
+"""Adam and dropout for a stack of probes. Each member is trained exactly as in a training of this member alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 class Dropout:
-    """Dropout masks. Each member has its own generator, so its masks do not depend on the other members.
+    """Dropout masks. Each member has its own generator, so that its masks do not depend on other members.
 
     Args:
         keys: Seed of each member's generator.
         rate: Share of hidden units to drop.
-        shape: Maximum number of targets of a batch, and number of hidden units.
+        shape: The maximum number of targets of a batch, and the number of hidden units.
         device: Device of the masks.
     """
 
@@ -24,14 +24,14 @@ class Dropout:
         self._keys, self._step = list(keys), 0
         self._generators = [torch.Generator(device).manual_seed(key) for key in keys]
         self._rate, self._shape, self._device = rate, shape, device
-        # A GPU draws the masks of several steps at once, because one kernel launch per member and step would take most
-        # of the time.
+        # A GPU draws the masks of several steps at once, because a kernel launch for each member and step would take
+        # most of the time.
         self._steps = max(1, min(64, (1 << 19) // (shape[0] * shape[1])))
         self._drawn: Tensor | None = None
         self._used = self._steps
 
     def __call__(self, targets: int) -> Tensor | None:
-        """The next step's factors, 0 or 1 / (1 - rate), float32 [members, targets, hidden]; None if the rate is 0."""
+        """Return the next step's factors, 0 or 1 / (1 - rate), float32 [members, targets, hidden]; None for rate 0."""
         if self._rate == 0:
             return None
         if self._device.type == "cpu":
@@ -48,7 +48,7 @@ class Dropout:
         return self._drawn[:, self._used - 1, :targets]
 
     def _draw(self, key: int, targets: int) -> Tensor:
-        """A member's factors in this step, float32 [targets, hidden]. Rows do not depend on the number of targets."""
+        """Return a member's factors in this step, float32 [targets, hidden]; a row does not depend on `targets`."""
         drawn = np.random.Generator(np.random.SFC64([key, self._step])).integers(
             0, 1 << 16, (targets, self._shape[1]), dtype=np.uint16
         )
@@ -80,7 +80,7 @@ class Adam:
         self._steps = 0
 
     def step(self) -> None:
-        """Clip and update each member as torch's clip_grad_norm_ and Adam do. A member with rate 0 does not change."""
+        """Clip and update each member like torch's clip_grad_norm_ and Adam; learning rate 0 changes nothing."""
         self._steps += 1
         norms = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True)
         clipped = (self.clip / (norms + 1e-6)).clamp(max=1.0)
@@ -90,7 +90,7 @@ class Adam:
             self._step_all(clipped)
 
     def _step_all(self, clipped: Tensor) -> None:
-        """Update all members at once: on a GPU, kernel launches take most of the time."""
+        """Update all members at once, because on a GPU kernel launches take most of the time."""
         first, second = self.BETAS
         gradient = self.gradient.mul_(clipped)
         mean = self._mean.lerp_(gradient, 1 - first)
@@ -99,7 +99,7 @@ class Adam:
         self.parameters.sub_(mean.div(scale).mul_(self.rates / (1 - first**self._steps)))
 
     def _step_each(self, clipped: Tensor) -> None:
-        """Update one member after another with torch's fused kernel: on a CPU, memory reads take most of the time."""
+        """Update members one by one with torch's fused kernel, because on a CPU memory reads take most of the time."""
         steps = torch.tensor(float(self._steps))
         for member, (rate, factor) in enumerate(
             zip(self.rates.squeeze(1).tolist(), clipped.squeeze(1).tolist(), strict=True)

@@ -14,23 +14,23 @@ from ranker.probing.training_options import TrainingOptions
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What a study measures. Each option is a key of `conf/probe.yaml`.
+    """The options of a study, which are keys of `conf/probe.yaml`.
 
     Args:
         seeds: Each seed gives a permutation of the training pairs and a set of initial weights.
         controls: Names of controls.
-        control_seeds: Number of seeds for the controls, the first of `seeds`.
+        control_seeds: Controls are trained with this many of `seeds`, the first ones.
         layers: Layers to probe; None: all.
         portions: Ends of the blocks, as shares of the training pairs.
         validation: `fixed` or `within`, see `OnlineCoder`.
         units: Unit of compression, `bits` or `legacy_mixed`.
         batching: `auto`, `separate` or `stacked`, see `OnlineCoder`.
-        group_by: What must be in one part only: `query`, `doc` or `pair`.
+        group_by: Unit that parts may not share: `query`, `doc` or `pair`.
         val_fraction: Share of the validation part.
         test_fraction: Share of the test part.
         max_query_tokens: Maximum tokens of a query.
         max_doc_tokens: Maximum tokens of a doc.
-        skip_unavailable: Skip tasks whose labels need a missing package or file, with a warning.
+        skip_unavailable: Whether a task whose labels need a missing package or file is skipped with a warning.
         seed: Seed of control labels and random weights.
         workers: Processes that train probes on a CPU; None: one per core.
         reuse: Whether to use finished blocks of an earlier run.
@@ -65,7 +65,7 @@ class StudyOptions:
             raise ConfigError(f"seeds: expected different numbers of at least 0, got {list(self.seeds)}")
 
     def coding(self, training: TrainingOptions, dtype: str) -> dict[str, Any]:
-        """The options that change code lengths; stored, so that only codes with equal options are compared.
+        """Return the options that change code lengths; they are stored, so that only comparable codes are compared.
 
         Args:
             training: How the probes are trained.

@@ -1,4 +1,4 @@
-"""Sample the pairs to probe, and assign each to train, val or test. By default no query is in two parts."""
+"""Sample the pairs to probe, and assign each pair to train, val or test. By default, parts share no query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sample_pairs(
     val_fraction: float,
     test_fraction: float,
 ) -> PairSample:
-    """Go through the queries that have candidates in random order, and draw docs of each until `max_pairs` is reached.
+    """Sample pairs: take queries with candidates in random order, and draw docs of each query, until `max_pairs`.
 
     Docs are drawn uniformly from the query's first `depth` candidates.
 
@@ -31,7 +31,7 @@ def sample_pairs(
         collection: Queries with candidates.
         max_pairs: Maximum number of pairs.
         docs_per_query: Maximum number of docs per query.
-        depth: Number of top candidates of a query to draw docs from.
+        depth: Docs are drawn from this number of top candidates of a query.
         seed: Seed of shuffle and draws.
         val_fraction: Share of the queries for validation.
         test_fraction: Share of the queries for the test.
@@ -64,15 +64,16 @@ def sample_pairs(
 def assign_parts(
     examples: Sequence[ProbeExample], sample: PairSample, group_by: str, val_fraction: float, test_fraction: float
 ) -> list[str]:
-    """The part of each example: `train`, `val` or `test`.
+    """Return the part of each example: `train`, `val` or `test`.
 
-    If the examples' source assigns train, val and test, these parts are used. If it assigns only train and test,
-    validation examples are taken from train. Otherwise a seeded hash of the query (or doc, or pair) decides.
+    If the source of the examples assigns train, val and test, these parts are used. If the source assigns only train
+    and test, validation examples are taken from train. Otherwise a seeded hash of the query (or doc, or pair) decides.
 
     Args:
         examples: A task's examples.
-        sample: With `group_by="query"`, its parts are used, so that tasks on the same pairs have the same split.
-        group_by: What must be in one part only: `query`, `doc` or `pair` (the published split).
+        sample: The sample; with `group_by="query"`, its parts are used, so that tasks on the same pairs have the same
+            split.
+        group_by: Unit that parts may not share: `query`, `doc` or `pair` (the published split).
         val_fraction: Share for validation.
         test_fraction: Share for the test.
 
@@ -105,7 +106,7 @@ def assign_parts(
         if group_by == "query" and part_of.setdefault(example.query_id, part) != part:
             raise DataError(
                 f"probing pairs: expected each query in one part, got {example.query_id!r} in "
-                f"{part_of[example.query_id]} and {part}, as its source says; fix the source, or set group_by=pair"
+                f"{part_of[example.query_id]} and {part} of its source; fix the source, or set group_by=pair"
             )
     missing = {"train", "val", "test"} - set(parts)
     if missing:
@@ -117,7 +118,7 @@ def assign_parts(
 
 
 def source_assigns_parts(examples: Sequence[ProbeExample]) -> bool:
-    """Whether the source assigns train and test, so that `group_by` affects at most the validation part."""
+    """Return whether the source assigns train and test; then `group_by` affects at most the validation part."""
     return {example.part for example in examples} >= {"train", "test"}
 
 

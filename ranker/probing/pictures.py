@@ -1,4 +1,4 @@
-"""Pictures of a study (PNG, SVG): heat maps of task x layer, compression lines with control bands, online codes."""
+"""Draw a study as PNG and SVG: heat maps of tasks and layers, compression with control bands, online codes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ MODEL_COLOURS = ("#1f77b4", "#d62728", "#2ca02c")
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write `pictures/NAME.png` and `pictures/NAME.svg` into a folder; returns the path of the PNG."""
+    """Write `pictures/NAME.png` and `pictures/NAME.svg` into a folder; return the path of the PNG."""
     from matplotlib import rc_context
 
     path = folder / "pictures" / f"{name}.png"
     if figure.get_layout_engine() is None:
         box = "tight"
-    else:  # compute the layout once for both files, since it takes most of the time with seven panels
+    else:  # compute the layout once for both files, because with seven panels the layout takes most of the time
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         box = None
-    # with the name as salt the same picture gives the same file
+    # with the name as salt, equal pictures give equal files
     with rc_context({"svg.hashsalt": name}), write_whole(path.with_suffix(".svg"), binary=True) as file:
         figure.savefig(file, bbox_inches=box, format="svg", metadata={"Date": None})
     with write_whole(path, binary=True) as file:
@@ -58,14 +58,14 @@ def heat_map(
     boxed: Mapping[str, list[int]] | None = None,
     label: str = "compression",
 ) -> Figure:
-    """Heat map with a row for each task and a column for each layer; each cell shows its number.
+    """Draw a heat map with a row for each task and a column for each layer; each cell shows its number.
 
     Args:
         values: task -> layer -> number
         title: Title.
-        by_row: Scale the colours of each row to its own range, to show its shape; the numbers are not scaled.
-        signed: Colours diverge from white at 0.
-        tied: task -> layer -> whether to grey out the cell, because its number could be chance.
+        by_row: Whether the colours of each row are scaled to the row's own range; the numbers are not scaled.
+        signed: Whether colours diverge from white at 0.
+        tied: task -> layer -> whether the cell is grey, because its number could be due to chance.
         boxed: task -> layers whose cells get a red box.
         label: Label of the colour bar.
     """
@@ -123,7 +123,7 @@ def _cell(column: int, row: int, **style: object) -> Patch:
 
 
 def compression_lines(results: Results) -> Figure:
-    """One panel per task: compression by layer, mean and range over seeds, and compression of the controls."""
+    """Draw a panel per task: compression by layer, with mean and range over seeds, and compression of the controls."""
     axes_of, figure = _panels(list(results.tasks))
     for task, axes in axes_of.items():
         for model, colour in zip(results.models, MODEL_COLOURS, strict=False):
@@ -163,7 +163,7 @@ def _line(
 
 
 def online_curves(results: Results, model: str) -> Figure:
-    """One panel per task, one line per layer: bits per target of each block over the targets sent before the block."""
+    """Draw a panel per task with a line per layer: bits per target of each block, by the number of earlier targets."""
     from matplotlib import colormaps
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -177,7 +177,7 @@ def online_curves(results: Results, model: str) -> Figure:
                 sizes = np.diff([0, *result.block_ends])
                 curves.append(np.array(result.block_bits) / np.maximum(sizes, 1))
             sent_before = np.mean([[0, *result.block_ends[:-1]] for result in seeds], axis=0)
-            # without block 1, which costs log2 k per target for every layer
+            # block 1 is left out, because it costs log2 k per target for every layer
             axes.plot(
                 sent_before[1:],
                 np.mean(curves, axis=0)[1:],
@@ -197,7 +197,7 @@ def online_curves(results: Results, model: str) -> Figure:
         uniform = math.log2(by_layer[0][0].code.classes) if 0 in by_layer else math.nan
         axes.axhline(uniform, color="black", linewidth=0.5)
         if any(len(result.block_ends) > 1 for seeds in by_layer.values() for result in seeds):
-            axes.set_xscale("log")  # impossible without a line
+            axes.set_xscale("log")  # a log scale is impossible without a line
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(task, fontsize=10)

@@ -1,12 +1,12 @@
 """A stack of edge probes (Tenney et al., ICLR 2019, arXiv:1905.06316), which pool before they project.
 
-A probe projects each token of a span, weights the tokens by a learned score of the projection, adds them up, and
-classifies the sums of the spans. The weights a_n of a span sum to 1, so projecting the weighted sum of the states is
-the same function: sum a_n (W h_n + b) = W (sum a_n h_n) + b, and softmax(v.(W h_n + b)) = softmax((W v).h_n). That
-takes one projection per span instead of one per token.
+A published probe projects each token of a span, weights the projections by learned scores, adds them up, and classifies
+the sums of the spans. The weights a_n of a span sum to 1. So a projection of the weighted sum of the states is the same
+function: sum a_n (W h_n + b) = W (sum a_n h_n) + b, and softmax(v.(W h_n + b)) = softmax((W v).h_n). This takes one
+projection per span, not one per token.
 
-Axes of a stack: layers (each reads different states), seeds (each reads different batches), label sets (all read the
-same states and batches). A member is one probe of the stack.
+A stack has three axes: layers, which read different states; seeds, which read different batches; and label sets, which
+read the same states and batches. A member is one probe of the stack.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ HEADS = ("edge", "mlp2", "linear")
 
 @dataclass(frozen=True)
 class EdgeProbe:
-    """Shape of a probe. Its parameters are one flat vector, so that a stack of probes is one matrix.
+    """Shape of a probe. The parameters of a probe are one flat vector, so that a stack of probes is one matrix.
 
     Args:
         dim: Size of a state.
         slots: Number of spans of a target, 1 or 2.
         classes: Number of classes.
         hidden: Size of a projected span and of the hidden layer.
-        dropout: Dropout before the output layer (edge head only).
+        dropout: Dropout rate before the output layer; only the edge head has dropout.
         head: Classifier of the spans' sums: `edge` (linear, tanh, layer norm, dropout, linear), `mlp2` (two ReLU
             layers; Hewitt and Liang, EMNLP 2019) or `linear`.
 
@@ -55,7 +55,7 @@ class EdgeProbe:
             raise ConfigError(f"training.head: expected one of {', '.join(HEADS)}; got {self.head!r}")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter, in the order of the flat vector.
+        """Return the shape of each parameter, in the order of the flat vector.
 
         The output layer is last, so that the parameters before it do not depend on the number of classes.
         """
@@ -85,10 +85,10 @@ class EdgeProbe:
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     def initial(self, seed: int) -> Tensor:
-        """Initial parameters, float32 [parameters], the same for every layer, subject and control.
+        """Return the initial parameters, float32 [parameters], which are the same for every layer, subject and control.
 
-        They are drawn as in torch's linear layers, except that the output layer starts at 0. An untrained probe thus
-        gives the uniform code; a random output layer would give a longer code.
+        Parameters are drawn as in torch's linear layers, except that the output layer starts at 0. So an untrained
+        probe gives the uniform code; a random output layer would give a longer code.
         """
         generator = torch.Generator().manual_seed(seed)
         parts = []
@@ -97,13 +97,13 @@ class EdgeProbe:
             if name.startswith(("norm", "out")):
                 parts.append(torch.full(shape, float(name == "norm")))
                 continue
-            # a bias comes after its weight and is drawn from the weight's range
+            # a bias follows its weight and is drawn from the same range
             fan_in = shape[0] if len(shape) == 2 or name.startswith("score") else fan_in
             parts.append((torch.rand(shape, generator=generator) * 2 - 1).div_(math.sqrt(fan_in)))
         return torch.cat([part.flatten() for part in parts])
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of the flat vectors [..., parameters] by name."""
+        """Return views of the flat vectors [..., parameters] by name."""
         views, start = {}, 0
         for name, shape in self.shapes().items():
             size = math.prod(shape)
@@ -163,7 +163,7 @@ class _SpanSums(torch.autograd.Function):
         sums = []
         for chunk in chunks:
             states = chunk.read()  # [layers, seeds, targets, tokens, dim]
-            # [few rows] @ [many columns]: the transposed product takes a CPU five times as long
+            # few rows times many columns: on a CPU, the transposed product takes five times as long
             scores = direction @ states.flatten(2, 3).transpose(-1, -2)
             scores = scores.unflatten(3, states.shape[2:4]).transpose(2, 3)
             # [layers, seeds, targets, label sets, tokens]
@@ -177,9 +177,9 @@ class _SpanSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Gradients of project, bias and score; shapes as in `forward`.
+        """Return the gradients of project, bias and score, with the shapes in `forward`.
 
-        Through the softmax: d score = weight (d weight - mean of d weight under the weights).
+        The gradient of the softmax is d score = weight (d weight - mean of d weight, weighted by the weights).
         """
         project, score, pooled, *saved = ctx.saved_tensors
         # [layers, seeds, targets, label sets, dim]
@@ -191,15 +191,15 @@ class _SpanSums(torch.autograd.Function):
             slopes = weights * (slopes - (weights * slopes).sum(dim=-1, keepdim=True))
             direction_gradient += slopes.transpose(2, 3).flatten(3, 4) @ states.flatten(2, 3)
             first += states.shape[2]
-        # The projection's gradient has a second part, from the score. This part is appended as one more target, so
-        # that one product gives the sum of both parts.
+        # The gradient of the projection has a second part, from the score. This part is appended as a further target,
+        # so that one product gives the sum of both parts.
         column = direction_gradient.unsqueeze(3)
         left, right = torch.cat([pooled, column], dim=3), torch.cat([gradient, score.unsqueeze(3)], dim=3)
         return left.transpose(-1, -2) @ right, gradient.sum(dim=3), (column @ project).squeeze(3), None
 
 
 def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[layers, seeds, label sets, targets, in] -> [..., out]; each member has its own weight [in, out]."""
+    """Map [layers, seeds, label sets, targets, in] to [..., out]; each member has its own weight [in, out]."""
     shape = features.shape[:-1]
     outputs = torch.baddbmm(
         bias.reshape(-1, 1, bias.shape[-1]),

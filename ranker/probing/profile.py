@@ -1,4 +1,4 @@
-"""The compression of each task and layer in a probing report. Imports no torch."""
+"""Read the compression of each task and layer from a probing report. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranker.errors import ConfigError
 
 
 def read_profile(report: Path | str, key: str) -> dict[str, dict[int, float]]:
-    """Return task -> layer -> compression of the first model of a probing run, the mean over seeds.
+    """Return task -> layer -> mean compression over seeds, for the first model of a probing run.
 
     Args:
         report: Folder of the run.
@@ -38,13 +38,13 @@ def read_profile(report: Path | str, key: str) -> dict[str, dict[int, float]]:
 
 
 def probed_encoder(report: Path | str) -> Mapping[str, Any]:
-    """Return the `encoder` node of the encoder that a probing run is about, or of the ranker that it is about.
+    """Return the `encoder` node of the encoder or ranker that a probing run has probed.
 
     Args:
         report: Folder of the run.
 
     Returns:
-        The node; empty if no configuration says what was probed.
+        The node; empty if no configuration names the probed model.
     """
     stored = Path(report) / "config.yaml"
     probed: Any = load_stored(stored) if stored.is_file() else {}
@@ -56,7 +56,7 @@ def probed_encoder(report: Path | str) -> Mapping[str, Any]:
 
 
 def check_encoder(report: Path | str, encoder: Mapping[str, Any], key: str) -> None:
-    """Refuse a probing run of another encoder; one that does not say what was probed passes.
+    """Refuse a probing run of another encoder; accept a run that does not name its encoder.
 
     Args:
         report: Folder of the run.
@@ -73,6 +73,6 @@ def check_encoder(report: Path | str, encoder: Mapping[str, Any], key: str) -> N
     same = wanted == got or (Path(wanted).exists() and Path(wanted).resolve() == Path(got).resolve())
     if wanted and got and not same:
         raise ConfigError(
-            f"{key}: expected a report on {wanted}, got one on {got} in {str(report)!r}; run probe.py with the same "
-            "encoder, or name layers"
+            f"{key}: expected a report on {wanted}, got a report on {got} in {str(report)!r}; run probe.py with the "
+            "same encoder, or name layers"
         )

@@ -1,4 +1,4 @@
-"""The report of a study: `report.md` with pictures and tables, and the same content for Weights & Biases."""
+"""Write the report of a study: `report.md` with pictures and tables, and the same content to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranker.probing import pictures
 from ranker.probing.results import Results
 from ranker.probing.summary import Comparison, TaskSummary, compare, selectivity, summarise
 
-SEVERAL_LAYERS = ("shuffled", "random_encoder")  # controls that are probed at several layers
+SEVERAL_LAYERS = ("shuffled", "random_encoder")  # controls that have results at several layers
 
 
 def write_report(folder: Path, results: Results, warnings: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Path]:
@@ -85,7 +85,7 @@ def _picture(title: str, name: str, shown: dict[str, Path]) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     return [
         f"| {' | '.join(head)} |",
         f"|{' --- |' * len(head)}",
@@ -211,7 +211,7 @@ def _control_table(results: Results) -> list[str]:
             best = max(results.compression(model, task).values())
             controls = {name: results.value(model, task, name) for name in pictures.BANDS}
             prior = controls["label_prior"]
-            # with few labels, the label prior's code can be longer than the uniform code, with which every probe starts
+            # every probe starts with the uniform code; with few labels, the code of the label prior can be longer
             leak = controls["shuffled"] - (prior if math.isnan(prior) else max(1.0, prior))
             rows.append([task, model, best, *controls.values(), f"{leak:+.3f}" if not math.isnan(leak) else ""])
     names = [

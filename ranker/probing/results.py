@@ -1,6 +1,6 @@
-"""Results of a study: one row for each subject, task, layer, seed and control, with the bits of each target.
+"""Results of a study: a row for each subject, task, layer, seed and control, with the bits of each target.
 
-They are written as a table (`probe_results.csv`) and arrays (`codes/`), and read back.
+Results are written as a table (`probe_results.csv`) and arrays (`codes/`), which can be read back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ranker.probing.code_length import CodeLength
 from ranker.probing.controls import MAIN
 
 RANKING = ("AP", "RR", "nDCG@10", "nDCG@20", "P@10", "P@20")
-# with relevance threshold 1; computed if the collection's threshold is higher
+# measures with relevance threshold 1, which are computed if the collection's threshold is higher
 LENIENT = ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10", "P(rel=1)@20")
 COLUMNS = (
     "model",
@@ -57,7 +57,7 @@ class Result:
     Args:
         model: Name of the subject.
         task: Name of the task.
-        layer: Layer, 0 for the embeddings; None for controls without states.
+        layer: Number of the layer, 0 for the embeddings; None for controls without states.
         seed: Seed of permutation and initial weights.
         control: Name of the control; `none` for the task itself.
         code: The description length.
@@ -66,7 +66,7 @@ class Result:
         macro_f1: Macro F1 on the test part, after training on all training pairs.
         measures: Ranking measures on the test queries, if the task ranks.
         epochs: Passes over the training pairs in the last training.
-        seconds: Duration of this probe's trainings.
+        seconds: Seconds of this probe's trainings.
         data_hash: Hash of labeller, texts, spans, labels and parts.
         model_hash: Hash of the subject.
         bits: Bits of each training target in the order of the pairs, float32 [targets].
@@ -93,7 +93,7 @@ class Result:
     block_bits: list[float] = field(repr=False, default_factory=list)
 
     def row(self, units: str) -> dict[str, Any]:
-        """The row of the table; `units` is the unit of compression."""
+        """Return the row of the table; `units` is the unit of compression."""
         code = self.code
         row = {
             "model": self.model,
@@ -126,7 +126,7 @@ class TaskRecord:
     """Description of a task's data, stored with the results.
 
     Args:
-        description: See `ProbeData.record`, and `coding`, the options of the code (`StudyOptions.coding`).
+        description: The content of `ProbeData.record`, and `coding`: the options of the code (`StudyOptions.coding`).
         queries: Query of each training target, str [targets].
     """
 
@@ -139,7 +139,7 @@ class Results:
 
     Args:
         results: The rows.
-        tasks: Name of each task, in order -> its record.
+        tasks: Name of each task -> its record, in order.
         units: Unit of compression, `bits` or `legacy_mixed`.
     """
 
@@ -152,11 +152,11 @@ class Results:
         return list(dict.fromkeys(result.model for result in self.all))
 
     def of(self, model: str, task: str, control: str = MAIN) -> list[Result]:
-        """The results of one subject, task and control."""
+        """Return the results of one subject, task and control."""
         return [result for result in self.all if (result.model, result.task, result.control) == (model, task, control)]
 
     def by_layer(self, model: str, task: str, control: str = MAIN) -> dict[int, list[Result]]:
-        """Layer -> results, one per seed; layers in rising order."""
+        """Return layer -> the results of all seeds, with layers in rising order."""
         layers: dict[int, list[Result]] = {}
         for result in self.of(model, task, control):
             if result.layer is not None:
@@ -164,25 +164,25 @@ class Results:
         return dict(sorted(layers.items()))
 
     def compression(self, model: str, task: str, control: str = MAIN) -> dict[int, float]:
-        """Mean compression over seeds of each layer."""
+        """Return the mean compression over seeds of each layer."""
         return {
             layer: float(np.mean([result.code.compression(self.units) for result in seeds]))
             for layer, seeds in self.by_layer(model, task, control).items()
         }
 
     def value(self, model: str, task: str, control: str) -> float:
-        """Mean compression of a control over seeds, at its best layer if it has layers; NaN if it was not run."""
+        """Return a control's mean compression over seeds, at the best layer if it has layers; NaN if it was not run."""
         by_layer: dict[int | None, list[float]] = {}
         for result in self.of(model, task, control):
             by_layer.setdefault(result.layer, []).append(result.code.compression(self.units))
         return max((float(np.mean(seeds)) for seeds in by_layer.values()), default=math.nan)
 
     def mean_bits(self, model: str, task: str, layer: int) -> np.ndarray:
-        """Bits of each training target, the mean over seeds, float64 [targets]."""
+        """Return the bits of each training target, a mean over seeds, float64 [targets]."""
         return np.mean([result.bits.astype(np.float64) for result in self.by_layer(model, task)[layer]], axis=0)
 
     def seed_lengths(self, model: str, task: str, layer: int) -> list[float]:
-        """Bits per target of each seed."""
+        """Return the bits per target of each seed."""
         return [result.code.bits / result.code.targets for result in self.by_layer(model, task)[layer]]
 
     # files
@@ -251,7 +251,7 @@ class Results:
 
 
 def _result(row: dict[str, str], note: Sequence[Any], bits: np.ndarray) -> Result:
-    """A result from its row of the table, its note and its array, as `Results.write` stores them."""
+    """Return a result from its row of the table, its note and its array in the files of `Results.write`."""
     code = CodeLength(classes=int(row["k"]), first=int(row["t1"]), targets=int(row["n_targets"]), later_bits=0.0)
     *_, block_ends, block_bits, measures = note
     return Result(

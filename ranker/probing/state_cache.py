@@ -1,7 +1,7 @@
-"""Cache of the states of all layers: memory-mapped files [layers, tokens, dim], computed once per subject and texts.
+"""The cache of hidden states: memory-mapped files [layers, tokens, dim], computed once for a subject and its texts.
 
-The layer axis comes first, so that a probe, which reads one layer, touches only that layer's pages. Two options make a
-cache smaller: `tokens="spans"` stores only the tokens that probes read, with the same results; `dtype="int8"` stores
+The layer axis comes first, so that a probe, which reads one layer, loads the pages of this layer only. Two options make
+a cache smaller. `tokens="spans"` stores only the tokens that probes read, with the same results. `dtype="int8"` stores
 one byte per number, with nearly the same results.
 """
 
@@ -38,15 +38,15 @@ SYNC_SECONDS = 20.0
 
 
 class StateCache:
-    """Folder of cached states, and how they are stored.
+    """The folder of cached states, and the options of their storage.
 
     Args:
         folder: Folder of all caches.
         dtype: `float16`, `float32`, or `int8` (with a scale for each token).
-        max_bytes: Maximum size of the states of one subject and set of pairs.
+        max_bytes: Maximum bytes of the states of one subject and one set of pairs.
         max_tokens: Maximum tokens of a batch, padding included.
-        tokens: Which tokens are stored: `all`, or `spans`, for which callers of `states` pass `token_mask`.
-        sync_seconds: Seconds between syncs; a kill loses at most that much work.
+        tokens: Which tokens are stored: `all`, or `spans`; for `spans`, callers of `states` pass `token_mask`.
+        sync_seconds: Seconds between two syncs; a kill loses at most so many seconds of work.
 
     Raises:
         ConfigError: An unknown `dtype` or `tokens`.
@@ -75,14 +75,14 @@ class StateCache:
         device: torch.device,
         token_mask: np.ndarray | None = None,
     ) -> TensorStates:
-        """Open the cached states of some layers, memory-mapped, in the order of `layers`; missing states are computed.
+        """Map the cached states of some layers, in the order of `layers`; missing states are computed first.
 
         Args:
             subject: The encoders.
             sequences: Token sequences to encode.
             layers: Layers to store.
             device: Device to compute on.
-            token_mask: True at the tokens to store, bool [tokens]; None: all. Other tokens are left out of the token
+            token_mask: True for the tokens to store, bool [tokens]; None: all. Other tokens are left out of the token
                 axis.
 
         Raises:
@@ -103,7 +103,7 @@ class StateCache:
     def identity(
         self, subject: Subject, sequences: Sequences, layers: Sequence[int], token_mask: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Everything that determines the states, as JSON values; for the arguments see `states`."""
+        """Return everything that decides the states, as JSON values; for the arguments see `states`."""
         identity = {
             "format": FORMAT,
             "subject": subject.fingerprint,
@@ -136,7 +136,7 @@ class StateCache:
                 raise DataError(
                     f"{folder / name}: expected {expected} bytes, got {size}; delete the folder, it is made anew"
                 )
-        verify(folder, meta.get("files", {}))  # an earlier version wrote no checksums
+        verify(folder, meta.get("files", {}))  # files of an earlier version have no checksums
         return TensorStates.mapped(folder / STATES, self.dtype, shape)
 
     def _write(self, folder: Path, identity: dict[str, Any], request: StateRequest, device: torch.device) -> None:
@@ -157,7 +157,7 @@ class StateCache:
         writer.finish()
 
     def _check_room(self, folder: Path, request: StateRequest) -> None:
-        """Log the size of the states, and check the limit and the disk."""
+        """Log the size of the states, and compare it with the limit and the disk."""
         layers, tokens, dim = request.shape
         sizes = file_sizes(self.dtype, request.shape)
         size = sum(sizes.values())
@@ -167,7 +167,7 @@ class StateCache:
         )  # fmt: skip
         if size > self.max_bytes:
             raise ConfigError(
-                f"cache.max_bytes: expected at most {self.max_bytes:.3g} bytes of states, these would take {size:.3g}; "
+                f"cache.max_bytes: expected at most {self.max_bytes:.3g} bytes of states, got {size:.3g} bytes; "
                 "lower max_pairs or max_doc_tokens, name fewer layers, set cache.dtype=int8 or cache.tokens=spans, "
                 "or raise cache.max_bytes"
             )
@@ -180,5 +180,5 @@ class StateCache:
 
 
 def _disk_usage(path: Path) -> int:
-    """Bytes that a file takes on disk, which can be fewer than its size."""
+    """Return the bytes that a file takes on disk, which may be less than its size."""
     return path.stat().st_blocks * 512 if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Read token states by layer (`States`): states that `state_cache` has stored, or random vectors."""
+"""Read token states by layer (`States`): stored states of `state_cache`, or random vectors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class TensorStates:
     """States in a tensor: in memory, memory-mapped, or on the GPU.
 
     Args:
-        data: [layers, tokens, dim], any float type, or int8.
-        scales: Factor that turns each token's numbers into its state, float32 [layers, tokens]; None: 1.
+        data: The numbers [layers, tokens, dim], of any float type or int8.
+        scales: Factor of each token's numbers, float32 [layers, tokens]; None: 1.
     """
 
     def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
@@ -47,7 +47,7 @@ class TensorStates:
 
     @classmethod
     def mapped(cls, path: Path, dtype: str, shape: tuple[int, int, int]) -> TensorStates:
-        """Map a file of states. Pickling keeps the file's name, so another process maps the file again.
+        """Map a file of states. A pickle has the file's name only, so that another process maps the file again.
 
         Args:
             path: The file; with `int8`, the scales are in `SCALES` in the same folder.
@@ -73,7 +73,7 @@ class TensorStates:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def to(self, device: torch.device) -> TensorStates:
-        """A copy on a device."""
+        """Return a copy on a device."""
         return TensorStates(self.data.to(device), None if self.scales is None else self.scales.to(device))
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
@@ -86,15 +86,15 @@ class TensorStates:
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    # Mapped read-only, because pages mapped for writing count as used memory, and the file may be larger than memory.
-    # The warning is about tensors that are written to; this one never is.
+    # The file is mapped read-only, because pages that are mapped for writing count as used memory, and the file may be
+    # larger than memory. The warning is for tensors that are written to, and this tensor never is.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.memmap(path, dtype=dtype, mode="r", shape=shape))
 
 
 def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:
-    """The values of some layers and tokens, [layers, tokens, ...]."""
+    """Return the values of some layers and tokens, [layers, tokens, ...]."""
     if len(layers) == 1:
         return values[layers[0]].index_select(0, tokens).unsqueeze(0)
     if len(layers) == len(values):
@@ -103,7 +103,7 @@ def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:
 
 
 def quantised(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each token's numbers to multiples of 1/127 of the token's largest magnitude.
+    """Round the numbers of each token to multiples of 1/127 of the token's largest absolute number.
 
     Args:
         states: [tokens, dim]
@@ -117,7 +117,7 @@ def quantised(states: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class RandomEmbeddings:
-    """The published control: a fixed vector from N(0, 1) for each token id; one layer.
+    """The published control: a fixed vector from N(0, 1) for each token id. There is one layer.
 
     Args:
         table: float32 [vocabulary, dim].
@@ -129,11 +129,11 @@ class RandomEmbeddings:
 
     @classmethod
     def of(cls, tokens: np.ndarray, vocabulary: int, dim: int, seed: int, device: torch.device) -> RandomEmbeddings:
-        """Draw the table by seed.
+        """Draw the table with a seed.
 
         Args:
             tokens: Token id at each index of the token axis, int64 [tokens].
-            vocabulary: Rows of the table.
+            vocabulary: Number of rows of the table.
             dim: Size of a vector.
             seed: Seed of the draw.
             device: Device of the table.

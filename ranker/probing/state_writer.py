@@ -28,10 +28,10 @@ from ranker.training.run_writer import write_json
 log = logging.getLogger(__name__)
 
 STATES = "states.bin"
-COMPUTED = {"float16": torch.float16, "float32": torch.float32, "int8": torch.float32}  # type before quantisation
+COMPUTED = {"float16": torch.float16, "float32": torch.float32, "int8": torch.float32}  # before quantisation
 CPU_CHUNKS = 8  # maximum number of chunks in memory at a time on a CPU
 
-Chunk = tuple[int, int]  # first row, and one past the last
+Chunk = tuple[int, int]  # first row, and one past the last row
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class StateRequest:
         subject: The encoders.
         sequences: Token sequences to encode.
         layers: Layers to store, in this order.
-        token_mask: True at the tokens to store, bool [tokens of all sequences]; None: all. Other tokens are left out of
-            the token axis.
+        token_mask: True for the tokens to store, bool [tokens of all sequences]; None: all. Other tokens are left out
+            of the token axis.
     """
 
     subject: Subject
@@ -65,7 +65,7 @@ class StateRequest:
 
 
 def file_sizes(dtype: str, shape: tuple[int, int, int]) -> dict[str, int]:
-    """Bytes of each file of states.
+    """Return the bytes of each file of states.
 
     Args:
         dtype: `float16`, `float32` or `int8`.
@@ -76,19 +76,19 @@ def file_sizes(dtype: str, shape: tuple[int, int, int]) -> dict[str, int]:
 
 
 def file_size(path: Path) -> int:
-    """Size of a file in bytes; 0 if it is missing."""
+    """Return the size of a file in bytes; 0 if the file is missing."""
     return path.stat().st_size if path.is_file() else 0
 
 
 class StateWriter:
-    """Writes the files of one request.
+    """Writes the files of a request.
 
     Args:
         folder: An existing folder.
         request: The states to compute.
         dtype: `float16`, `float32` or `int8`.
         max_tokens: Maximum tokens of a batch, padding included.
-        sync_seconds: Seconds between syncs; a kill loses at most that much work.
+        sync_seconds: Seconds between two syncs; a kill loses at most so many seconds of work.
     """
 
     def __init__(self, folder: Path, request: StateRequest, dtype: str, max_tokens: int, sync_seconds: float) -> None:
@@ -99,7 +99,7 @@ class StateWriter:
         self._files: list[np.memmap] = []
 
     def write(self, device: torch.device) -> None:
-        """Encode all chunks that are not on disk yet; then write `offsets.npy`, the first token of each row.
+        """Encode all chunks that are not on disk yet, then write `offsets.npy` with the first token of each row.
 
         Raises:
             DataError: A state is not finite.
@@ -124,16 +124,16 @@ class StateWriter:
         np.save(self.folder / "offsets.npy", self._starts)
 
     def finish(self) -> None:
-        """Remove the record of progress; called when the folder is complete."""
+        """Remove the record of progress, when the folder is complete."""
         (self.folder / "progress.json").unlink(missing_ok=True)
 
     def _open(self) -> int:
-        """Map the files, created if missing; returns the number of chunks that an earlier run finished."""
+        """Map the files, which are created if missing; return the number of chunks that an earlier run has finished."""
         shape = self.request.shape
         sizes = file_sizes(self.dtype, shape)
         complete = all(file_size(self.folder / name) == size for name, size in sizes.items())
         done = self._finished_chunks() if complete else 0
-        if not done:  # a record left over from files that are gone
+        if not done:  # remove the record of files that are gone
             (self.folder / "progress.json").unlink(missing_ok=True)
         if not complete:
             for name, size in sizes.items():
@@ -144,7 +144,7 @@ class StateWriter:
         return done
 
     def _encode(self, chunk: Chunk, encoder: Callable[..., Iterable[Tensor]], device: torch.device) -> int:
-        """Encode a chunk and write its states; returns the number of stored tokens up to the chunk's end."""
+        """Encode a chunk and write its states; return the number of stored tokens up to the chunk's end."""
         first, last = chunk
         sequences, layers, mask = self.request.sequences, list(self.request.layers), self.request.token_mask
         stored = slice(self._starts[first], self._starts[last])
@@ -164,13 +164,13 @@ class StateWriter:
         return int(self._starts[last])
 
     def _sync(self, done: int) -> None:
-        for file in self._files:  # flush before the record, which must not count chunks that a crash can lose
+        for file in self._files:  # flush first, because the record must not count chunks that a crash can lose
             file.flush()
         record = {"chunks": len(self.chunks), "max_tokens": self.max_tokens, "done": done, "process": os.getpid()}
         write_json(self.folder / "progress.json", {**record, "crc32": _crc(record)})
 
     def _finished_chunks(self) -> int:
-        """Number of chunks that a killed run finished; 0 if that run had different chunks."""
+        """Return the number of chunks that a killed run has finished; 0 if that run had other chunks."""
         try:
             record = json.loads((self.folder / "progress.json").read_text(encoding="utf-8"))
             if record.pop("crc32") != _crc(record):
@@ -189,9 +189,9 @@ def _crc(record: dict[str, Any]) -> int:
 
 @contextmanager
 def _concurrent_map(device: torch.device) -> Iterator[Callable[..., Iterable[int]]]:
-    """Yield a `map`. On a CPU it runs up to `CPU_CHUNKS` chunks at a time, each with an equal share of the threads.
+    """Yield a `map`, which on a CPU runs up to `CPU_CHUNKS` chunks at a time, with equal shares of the threads.
 
-    That is a third faster than one chunk at a time with all threads.
+    This is a third faster than one chunk at a time with all threads.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:

@@ -1,4 +1,4 @@
-"""Statistics of code lengths: errors clustered by query, least detectable differences, tests, layer measures."""
+"""Statistics of code lengths: clustered errors, least detectable differences, tests, measures of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POWER, LEVEL = 0.8, 0.05
 
 
 def cluster_sums(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Sum of the values of each cluster.
+    """Return the sum of the values of each cluster.
 
     Args:
         values: [targets]
@@ -28,11 +28,11 @@ def cluster_sums(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float:
-    r"""Standard error of a sum over targets that are clustered by query; NaN for fewer than two clusters.
+    r"""Return the standard error of a sum over targets, clustered by query; NaN for fewer than two clusters.
 
     .. math:: \sqrt{\frac{Q}{Q-1} \sum_q (D_q - \bar D)^2}
 
-    with :math:`D_q` the sum of the values of cluster q, and Q the number of clusters.
+    where :math:`D_q` is the sum of the values of cluster q, and Q is the number of clusters.
 
     Args:
         values: [targets]
@@ -48,9 +48,9 @@ def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def detectable_by_queries(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Least true difference of two sums that a test at 5% finds with 80% power: 2.80 clustered standard errors.
+    """Return the least true difference of two sums that a test at 5% finds with 80% power.
 
-    2.80 holds for many queries; for few, the quantiles are Student's t.
+    For many queries, this is 2.80 clustered standard errors. For few queries, quantiles of Student's t replace 2.80.
 
     Args:
         values: Difference of each target, [targets].
@@ -61,9 +61,10 @@ def detectable_by_queries(values: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def detectable_by_seeds(lengths: Sequence[float]) -> float:
-    """Least true difference of two means over seeds that a test at 5% finds with 80% power; NaN for one seed.
+    """Return the least true difference of two means over seeds that a test at 5% finds with 80% power; NaN for 1 seed.
 
-    It is 2.80 s sqrt(2 / S) for S seeds with standard deviation s; for few seeds, the quantiles are Student's t.
+    For S seeds with standard deviation s, this is 2.80 s sqrt(2 / S). For few seeds, quantiles of Student's t replace
+    2.80.
 
     >>> round(detectable_by_seeds([10.0, 11.0, 12.0]), 3)
     3.035
@@ -75,7 +76,7 @@ def detectable_by_seeds(lengths: Sequence[float]) -> float:
 
 
 def _quantiles(freedom: int) -> float:
-    """t(0.975) + t(0.8) of Student's t; with many degrees of freedom z(0.975) + z(0.8) = 2.80."""
+    """Return t(0.975) + t(0.8) of Student's t, which tends to z(0.975) + z(0.8) = 2.80 with many degrees of freedom."""
     if freedom < 1:
         return float("nan")
     return float(stats.t.ppf(1 - LEVEL / 2, freedom) + stats.t.ppf(POWER, freedom))
@@ -101,7 +102,7 @@ class Difference:
 
     @property
     def tied(self) -> bool:
-        """Whether the difference is not above the least detectable one."""
+        """Whether the absolute difference is at most the least detectable difference."""
         return not abs(self.mean) > self.detectable
 
 
@@ -113,14 +114,14 @@ def compare_bits(
 ) -> Difference:
     """Compare the code lengths of two runs on the same targets.
 
-    The least detectable difference is computed over queries. With several seeds it is also computed over seeds, and the
-    larger value is used. Seeds are paired, because both runs share a seed's permutation and initial weights.
+    The least detectable difference is computed over queries and, with several seeds, also over seeds; the larger value
+    is used. Seeds are paired, because both runs have the same permutation and initial weights for a seed.
 
     Args:
-        first: Bits of each target in run A, the mean over seeds, [targets].
-        second: Bits of each target in run B, the mean over seeds, [targets].
+        first: Bits of each target in run A, means over seeds [targets].
+        second: Bits of each target in run B, means over seeds [targets].
         queries: Query of each target, [targets].
-        seed_lengths: Bits per target of each seed, of run A and of run B.
+        seed_lengths: Bits per target of each seed, for run A and for run B.
     """
     values = first.astype(np.float64) - second
     targets = len(values)
@@ -141,7 +142,7 @@ def compare_bits(
 
 
 def holm_by_layer(differences: Mapping[int, Difference]) -> dict[int, float]:
-    """Holm's correction over layers: layer -> corrected p-value."""
+    """Return layer -> p-value after Holm's correction over the layers."""
     corrected = holm({str(layer): difference.p_value for layer, difference in differences.items()})
     return {layer: corrected[str(layer)] for layer in differences}
 
@@ -151,11 +152,11 @@ def holm_by_layer(differences: Mapping[int, Difference]) -> dict[int, float]:
 
 
 def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, float]) -> float:
-    """Mean layer, weighted by how far its compression exceeds the control's; NaN if none does.
+    """Return the mean layer; its weights are the compression above the control's. NaN if no layer exceeds the control.
 
     Args:
         compression: layer -> compression
-        control: layer -> compression of the control; 1 for missing layers.
+        control: layer -> compression of the control; a missing layer counts 1.
 
     >>> centre_of_gravity({0: 1.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0})
     1.75
@@ -166,7 +167,7 @@ def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, fl
 
 
 def expected_layer(compression: Mapping[int, float]) -> float:
-    """Expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950).
+    """Return the expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950).
 
     The published measure scores probes that read all layers up to l. Here the score of l is the highest compression of
     a single layer up to l. NaN if no layer has a higher compression than layer 0.
@@ -181,7 +182,7 @@ def expected_layer(compression: Mapping[int, float]) -> float:
 
 
 def last_layer_drop(compression: Mapping[int, float]) -> float:
-    """Share of the best layer's compression that is lost at the last layer.
+    """Return the share of the best layer's compression that is lost at the last layer.
 
     >>> last_layer_drop({0: 1.0, 1: 4.0, 2: 3.0})
     0.25

@@ -1,4 +1,4 @@
-"""Run a study: subjects x tasks x layers x seeds, with controls. Pairs, permutations and initial weights are shared."""
+"""Run a study over subjects, tasks, layers and seeds, with controls and shared pairs, permutations and weights."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ SubjectJob = tuple[Job, Subject, dict[str, ProbeData]]  # a job, its subject, an
 
 @dataclass
 class PairSet:
-    """Pairs whose states are computed together.
+    """A set of pairs whose states are computed together.
 
     Attributes:
         texts: (query, doc) texts of each pair.
-        tasks: The tasks on these pairs, each with its examples and their parts.
+        tasks: The tasks on these pairs, with their examples and the parts of the examples.
         sequences: Token sequences of each subject.
         data: Targets of each task.
     """
@@ -58,26 +58,26 @@ class PairSet:
 
     @property
     def pair_index(self) -> dict[tuple[str, str], int]:
-        """Index of each pair of texts."""
+        """Return the index of each pair of texts."""
         return {pair: i for i, pair in enumerate(self.texts)}
 
 
 class Study:
-    """Runs a study.
+    """A study that can be run.
 
     Args:
         subjects: The subjects; two subjects are compared.
         tasks: Probing tasks.
         sample: Pairs and collection.
-        options: What is measured.
+        options: Options of the study.
         training: How a probe is trained.
         cache: Cache of states.
         cache_dir: Folder of cached labels and finished blocks.
         device: Device to compute on.
 
     Attributes:
-        warnings: Caveats, printed before the numbers; complete after `prepare`.
-        queries: Texts of each task's queries; set by `prepare`.
+        warnings: Warnings that the report prints before the numbers; complete after `prepare`.
+        queries: Texts of each task's queries, which `prepare` sets.
 
     Raises:
         ConfigError: Two subjects have the same name, or an option of `OnlineCoder` is wrong.
@@ -112,7 +112,7 @@ class Study:
         self._done, self._total, self._logged = 0, 0, time.monotonic()
 
     def prepare(self) -> dict[str, TaskRecord]:
-        """Make the labels and targets of every task, once. Nothing is encoded or trained yet.
+        """Make the labels and targets of every task once, before anything is encoded or trained.
 
         Returns:
             The record of each task that can be probed, in order.
@@ -164,7 +164,7 @@ class Study:
                         for task_data in data
                         for seed in self.options.seeds
                     ]
-                if self.device.type == "cuda":  # a GPU holds the states of one subject at a time
+                if self.device.type == "cuda":  # a GPU has the states of one subject at a time
                     results += self._code(waiting)
                     waiting = []
         if waiting:
@@ -178,7 +178,7 @@ class Study:
     # ----------------------------------------------------------------------------------------------------------
 
     def _pair_sets(self) -> list[PairSet]:
-        """One set for all tasks on the shared pairs, and one set for each other task."""
+        """Return one set for all tasks on the shared pairs, and one set for each other task."""
         shared = PairSet([(query, doc) for _, _, query, doc in self.sample.texts()])
         known = set(shared.texts)
         sets = [shared]
@@ -218,7 +218,7 @@ class Study:
         )
 
     def _warn(self) -> None:
-        """Warn about targets lost to truncation, classes without training targets, and texts in both train and test."""
+        """Warn of truncated targets, of classes without training targets, and of texts in both train and test."""
         data = [task_data for pair_set in self._sets for task_data in pair_set.data]
         records = {task_data.task.name: task_data.record() for task_data in data}
         for name, record in records.items():
@@ -254,7 +254,7 @@ class Study:
     # ----------------------------------------------------------------------------------------------------------
 
     def layers_of(self, subject: Subject) -> list[int]:
-        """The layers of a subject to probe.
+        """Return the layers of a subject to probe.
 
         Raises:
             ConfigError: The option `layers` names a layer that the subject does not have.
@@ -285,7 +285,7 @@ class Study:
         return make_jobs(data, spans, states, layers, self.options, self.device)
 
     def _code(self, subject_jobs: Sequence[SubjectJob]) -> list[Result]:
-        """Compute the online codes of jobs, in parallel on a CPU, and return results."""
+        """Compute the online codes of jobs, in parallel on a CPU, and return the results."""
         jobs = [job for job, _, _ in subject_jobs]
         portions, collection = self.options.portions, self.sample.collection
         probes = sum(

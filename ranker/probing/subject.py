@@ -1,4 +1,4 @@
-"""The subject of a study: a frozen encoder, alone or from a trained ranker, or with random weights."""
+"""The subject of a study: a frozen encoder, which may come from a trained ranker or have random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class FrozenEncoder(nn.Module):
-    """An encoder that always stays in evaluation mode, because dropout would change the states.
+    """An encoder that stays in evaluation mode, because dropout would change the states.
 
     Args:
         encoder: The encoder; `requires_grad` of its weights is set to False.
@@ -42,7 +42,7 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
-        """Yield the states after the embeddings and after each layer, float32 [tokens, dim] each."""
+        """Yield the states [tokens, dim], float32, after the embeddings and after each layer."""
         for states in self.encoder.layers(batch):
             yield states.float()
 
@@ -75,17 +75,17 @@ class Subject:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder; with a separate doc encoder, the one of queries."""
+        """The encoder; if docs have their own encoder, this is the encoder of queries."""
         return self.frozen.encoder
 
     @property
     def num_states(self) -> int:
-        """Number of layers that can be probed, including the embeddings, which are layer 0."""
+        """Number of layers that can be probed, with the embeddings as layer 0."""
         return self.encoder.num_layers + 1
 
     @classmethod
     def of_checkpoint(cls, path: Path, weights: str) -> Subject:
-        """The encoder of a trained ranker, with the ranker's `reads` and layouts.
+        """Return the encoder of a trained ranker, with the ranker's `reads` and layouts.
 
         Args:
             path: The ranker's folder.
@@ -94,10 +94,10 @@ class Subject:
         Raises:
             CheckpointError: The folder holds no trained ranker, or the ranker has no encoder.
         """
-        from ranker.checkpoint import load_scorer  # imported here: it also imports the configuration code
+        from ranker.checkpoint import load_scorer  # imported here, because it also imports the configuration code
         from ranker.passages.windowed import scorer_of_windows
 
-        scorer = scorer_of_windows(load_scorer(path, weights))  # its encoder reads whole pairs up to the limits
+        scorer = scorer_of_windows(load_scorer(path, weights))  # here the encoder reads whole pairs up to the limits
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
             raise CheckpointError(
@@ -114,10 +114,10 @@ class Subject:
         return cls(name, encoder, "texts", scorer.doc_encoder, layouts)  # type: ignore[arg-type]
 
     def randomised(self, seed: int) -> Subject:
-        """The same architecture with random weights, drawn as for BERT.
+        """Return a subject of the same architecture with random weights, which are drawn as for BERT.
 
-        Weights are drawn from N(0, std), where std is the model's `initializer_range`, or 0.02 without one. Biases are
-        0, and norm weights are 1.
+        Weights are drawn from N(0, std), where std is the model's `initializer_range`, or 0.02 if the model has none.
+        Biases are 0, and norm weights are 1.
         """
         separate_docs = self.frozen_docs is not self.frozen
         docs = _random_weights(self.frozen_docs.encoder, seed) if separate_docs else None
@@ -127,9 +127,9 @@ class Subject:
 
 
 def _separate_prompt(layout: Template, tokenizer: Any) -> Template:
-    """The layout with the prompt's tokens as special tokens.
+    """Return the layout with the prompt's tokens as special tokens.
 
-    The text is then tokenized without the prompt, so character offsets count from the start of the text.
+    The text is tokenized without the prompt, so that character offsets count from the start of the text.
     """
     if not layout.prefix:
         return layout
@@ -157,9 +157,9 @@ def _random_weights(encoder: Encoder, seed: int) -> Encoder:
 
 
 def encoder_fingerprint(encoder: Encoder) -> str:
-    """Hash of weights, sizes and tokenizer."""
+    """Return a hash of weights, sizes and tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
-    # keys that do not change the states: the origin of the model, and the library's version
+    # two keys do not change the states: the origin of the model, and the version of the library
     ignored = ("_name_or_path", "transformers_version")
     sizes = {
         key: value

@@ -1,4 +1,4 @@
-"""Summaries of results: the best layer of each task, the layers tied with it, and the difference of two subjects."""
+"""Summarise results: the best layer of each task, the layers tied with it, and differences between two subjects."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ class TaskSummary:
 
     Args:
         best: Layer with the highest compression.
-        compression: Compression of the best layer, the mean over seeds.
+        compression: Mean compression of the best layer over seeds.
         compression_error: Half the least difference in compression that is detectable over seeds; NaN for one seed.
-        tied: The best layer, and the layers whose difference to it is not above the least detectable difference.
-        detectable: Least detectable difference to the best layer, in bits per target; the maximum over layers.
+        tied: The best layer, and all layers whose difference to the best layer is at most the least detectable
+            difference.
+        detectable: Maximum over layers of the least detectable difference to the best layer, in bits per target.
         gravity: Centre of gravity of the compression above the control.
         expected: Expected layer at which the information appears.
         drop: Share of the best compression that is lost at the last layer.
         accuracy: Accuracy at the best layer.
         macro_f1: Macro F1 at the best layer.
-        selectivity: Accuracy minus the control task's, at the best layer; NaN without that control.
-        control_ratio: Description length of the control task over that of the task, at the best layer; NaN without
-            that control.
+        selectivity: Accuracy minus the accuracy of the control task, at the best layer; NaN without this control.
+        control_ratio: Description length of the control task divided by that of the task, at the best layer; NaN
+            without this control.
         measures: Ranking measures at the best layer, means over seeds.
     """
 
@@ -59,7 +60,7 @@ class TaskSummary:
 def summarise(results: Results, model: str, task: str) -> TaskSummary:
     """Summarise one subject and task.
 
-    The control of the centre of gravity is the random encoder, or without it the label prior.
+    The control of the centre of gravity is the random encoder; if there is none, the label prior.
     """
     compression = results.compression(model, task)
     best = max(compression, key=lambda layer: (compression[layer], -layer))
@@ -86,7 +87,7 @@ def summarise(results: Results, model: str, task: str) -> TaskSummary:
 
 
 def layer_differences(results: Results, model: str, task: str, best: int) -> dict[int, Difference]:
-    """Code length of each other layer minus that of the best layer, in bits per target."""
+    """Return the code length of each other layer minus that of the best layer, in bits per target."""
     queries = results.tasks[task].queries
     reference, reference_seeds = results.mean_bits(model, task, best), results.seed_lengths(model, task, best)
     return {
@@ -102,7 +103,7 @@ def layer_differences(results: Results, model: str, task: str, best: int) -> dic
 
 
 def _with_control_task(results: Results, model: str, task: str) -> dict[int, list[tuple[Result, Result]]]:
-    """Layer -> (result of the task, result of the control task) for each seed of the control task."""
+    """Return layer -> (result of the task, result of the control task) for each seed of the control task."""
     main = {(result.layer, result.seed): result for result in results.of(model, task)}
     layers: dict[int, list[tuple[Result, Result]]] = {}
     for result in results.of(model, task, "control_task"):
@@ -112,7 +113,7 @@ def _with_control_task(results: Results, model: str, task: str) -> dict[int, lis
 
 
 def selectivity(results: Results, model: str, task: str) -> dict[int, float]:
-    """Accuracy of the task minus that of its control task, by layer (Hewitt and Liang, 2019)."""
+    """Return the accuracy of the task minus that of its control task, by layer (Hewitt and Liang, 2019)."""
     return {
         layer: float(np.mean([main.accuracy - control.accuracy for main, control in seeds]))
         for layer, seeds in _with_control_task(results, model, task).items()
@@ -120,7 +121,7 @@ def selectivity(results: Results, model: str, task: str) -> dict[int, float]:
 
 
 def control_ratios(results: Results, model: str, task: str) -> dict[int, float]:
-    """Description length of the control task over that of the task, by layer."""
+    """Return the description length of the control task divided by that of the task, by layer."""
     return {
         layer: float(np.mean([control.code.bits / main.code.bits for main, control in seeds]))
         for layer, seeds in _with_control_task(results, model, task).items()
@@ -133,7 +134,8 @@ class Comparison:
 
     Args:
         compression: Compression of the second subject minus that of the first, by layer.
-        bits: Code length of the second minus that of the first, in bits per target; negative if the second is shorter.
+        bits: Code length of the second subject minus that of the first, in bits per target; negative if the second is
+            shorter.
         p_holm: p-values by layer, with Holm's correction over the layers.
     """
 
@@ -142,7 +144,7 @@ class Comparison:
     p_holm: dict[int, float]
 
     def tied(self, layer: int) -> bool:
-        """Whether the difference is not above the least detectable one, or not significant at 5%."""
+        """Return whether the difference is at most the least detectable difference, or is not significant at 5%."""
         return self.bits[layer].tied or self.p_holm[layer] > 0.05
 
 

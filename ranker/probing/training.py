@@ -1,4 +1,4 @@
-"""Train a stack of probes with one optimizer. Clipping, learning rate and early stopping are separate per member."""
+"""Train a stack of probes with one optimizer; each member has its own clipping, learning rate and early stopping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ranker.probing.training_options import TrainingOptions
 
 @dataclass(frozen=True)
 class Stack:
-    """The probes that are trained together.
+    """The probes that one optimizer trains.
 
     Args:
         layers: Indices on the states' layer axis.
@@ -58,7 +58,7 @@ class Fitted:
 
 @contextmanager
 def _without_layout_warning() -> Iterator[None]:
-    """Silence autograd, which prefers contiguous leaves; the leaves of a stack are slices of one matrix."""
+    """Silence autograd's warning about leaves that are not contiguous: a stack's leaves are slices of a matrix."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
         yield
@@ -74,7 +74,7 @@ def fit(
     options: TrainingOptions,
     portion: int,
 ) -> Fitted:
-    """Train every member on its seed's pairs and keep the weights with its lowest validation loss.
+    """Train every member on its seed's pairs, and keep the weights with the member's lowest validation loss.
 
     Args:
         probe: Shape of the probes.
@@ -118,7 +118,7 @@ def fit(
         if stopped.all():
             break
         training_sets = (~stopped.view(shape)).any(dim=0).any(dim=0)
-        if not training_sets.all():  # remove label sets all of whose members have stopped
+        if not training_sets.all():  # remove label sets without a member that still trains
             kept = torch.arange(len(stopped)).view(shape)[..., training_sets].flatten()
             optimizer.keep(kept.to(device))
             dropout.keep(kept)
@@ -134,9 +134,9 @@ def _dropout(stack: Stack, inputs: Inputs, options: TrainingOptions) -> Dropout:
 
 
 def _leaves(probe: EdgeProbe, optimizer: Adam, shape: tuple[int, int, int]) -> dict[str, Tensor]:
-    """Leaf tensors by name. They and their gradients are views of the optimizer's flat matrices.
+    """Return leaf tensors by name, which like their gradients are views of the optimizer's flat matrices.
 
-    The optimizer thus updates one matrix instead of many tensors.
+    So the optimizer updates one matrix instead of many tensors.
     """
     views = probe.split(optimizer.parameters.view(*shape, -1))
     gradients = probe.split(optimizer.gradient.view(*shape, -1))
@@ -155,7 +155,7 @@ def _losses(
     batch: Batch,
     dropout_mask: Tensor | None,
 ) -> Tensor:
-    """Mean cross entropy of each member over its targets, [layers, seeds, label sets]."""
+    """Return the mean cross entropy of each member over its targets, [layers, seeds, label sets]."""
     logits = probe.logits(views, spans, dropout_mask)
     # [layers, seeds, label sets, targets]
     truth = labels[:, batch.targets].transpose(0, 1).expand(logits.shape[0], -1, -1, -1)
@@ -168,13 +168,13 @@ def _losses(
 def mean_loss(
     probe: EdgeProbe, flat: Tensor, labels: Tensor, batches: Sequence[tuple[Batch, list[list[SpanStates]]]]
 ) -> Tensor:
-    """Mean cross entropy over all targets of some batches, without dropout.
+    """Return the mean cross entropy over all targets of some batches, without dropout.
 
     Args:
         probe: Shape of the probes.
         flat: Parameters, float32 [layers, seeds, label sets, parameters].
         labels: int64 [label sets, all targets].
-        batches: Batches with their spans. A batch of one seed is used for all seeds.
+        batches: Batches with their spans. A batch with one seed is used for all seeds.
 
     Returns:
         float64 [layers, seeds, label sets]
@@ -191,7 +191,7 @@ def mean_loss(
 
 
 def _for_batch(flat: Tensor, labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Parameters and labels for a batch. If all seeds share it, they become label sets, to gather its states once."""
+    """Return parameters and labels for a batch. Seeds that share the batch become label sets, to gather states once."""
     layers, seeds, label_sets, size = flat.shape
     if batch.targets.shape[0] == seeds:
         return flat, labels
@@ -202,7 +202,7 @@ def _for_batch(flat: Tensor, labels: Tensor, batch: Batch) -> tuple[Tensor, Tens
 def log_probabilities(
     probe: EdgeProbe, flat: Tensor, inputs: Inputs, layers: Sequence[int], pairs: np.ndarray
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Log-probabilities of the classes (natural logarithm), without dropout.
+    """Yield the log-probabilities (natural logarithm) of the classes, without dropout.
 
     Args:
         probe: Shape of the probes.

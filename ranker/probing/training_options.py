@@ -1,4 +1,4 @@
-"""How a probe is trained."""
+"""Options of the training of a probe."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ranker.errors import ConfigError
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a probe is trained. The validation loss is computed after each round.
+    """Options of the training of a probe. The validation loss is computed after each round.
 
     Args:
         lr: Adam's learning rate at the start.
         batch_pairs: Pairs per batch.
         max_rounds: Maximum number of rounds.
-        round_steps: Minimum steps of a round. A round is the smallest number of whole passes over the training pairs
-            with at least that many steps.
+        round_steps: Minimum number of steps of a round. A round is the smallest number of whole passes over the
+            training pairs with at least this number of steps.
         patience: Training stops after this many consecutive rounds without a lower validation loss.
-        small_val_pairs: Maximum validation pairs for portions below 5 % of the training pairs; None: all.
-        lr_factor: Factor on the learning rate after each round without a lower validation loss.
+        small_val_pairs: Maximum number of validation pairs for portions below 5 % of the training pairs; None: all.
+        lr_factor: Factor that multiplies the learning rate after each round without a lower validation loss.
         clip: Maximum norm of a member's gradient.
         hidden: Size of a projected span and of the hidden layer.
         dropout: Dropout rate before the output layer.

@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class WordVectors:
-    """Vectors by word. Unknown words have the mean of all vectors.
+    """Word vectors; an unknown word has the mean of all vectors.
 
     Args:
         words: The vocabulary.
         vectors: float [words, dim]
 
     Attributes:
-        vectors: Vectors of the vocabulary and, in the last row, of unknown words, float64 [words + 1, dim].
+        vectors: Vectors of the vocabulary, and in the last row the vector of unknown words, float64 [words + 1, dim].
     """
 
     def __init__(self, words: list[str], vectors: np.ndarray) -> None:
@@ -37,14 +37,14 @@ class WordVectors:
         return len(self._index)
 
     def of(self, words: list[str]) -> np.ndarray:
-        """Vectors of the words, float64 [words, dim]."""
+        """Return the vectors of words, float64 [words, dim]."""
         return self.vectors[[self._index.get(word, -1) for word in words]]
 
 
 def mean_pairwise_cosine(doc: np.ndarray, query: np.ndarray) -> float:
-    """Mean cosine over all pairs of a doc word and a query word; 0 if one of them has no words.
+    """Return the mean cosine over all pairs of a doc word and a query word; 0 if query or doc has no words.
 
-    It is computed as the dot product of the mean unit vectors, in time linear in the lengths.
+    The mean is computed as the dot product of the mean unit vectors, in time linear in the lengths.
 
     Args:
         doc: [words, dim]
@@ -59,7 +59,7 @@ def mean_pairwise_cosine(doc: np.ndarray, query: np.ndarray) -> float:
 
 
 def cosine_of_means(doc: np.ndarray, query: np.ndarray) -> float:
-    """Cosine of the mean vectors of doc [words, dim] and query [words, dim]; 0 if one of them has no words."""
+    """Return the cosine of the mean vectors of doc [words, dim] and query [words, dim]; 0 if one has no words."""
     if not len(doc) or not len(query):
         return 0.0
     return float(unit(doc.mean(axis=0)) @ unit(query.mean(axis=0)))
@@ -74,16 +74,16 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     """Read a text file of `word number number ...` lines.
 
-    The first line decides how many numbers are at the end of each line. The text before the numbers is the word, which
-    may contain spaces (as in glove.840B).
+    The first line decides how many numbers each line has at its end. The text before the numbers is the word, which may
+    contain spaces, as in glove.840B.
 
     Args:
         path: The file, plain or gzipped.
-        wanted: Words to keep. Unknown words get the mean over all lines of the file.
+        wanted: Words to keep. An unknown word gets the mean over all lines of the file.
 
     Raises:
         TaskUnavailable: The file does not exist.
-        DataError: A line has more or fewer numbers than the first one, or no wanted word has a vector.
+        DataError: A line has more or fewer numbers than the first line, or no wanted word has a vector.
     """
     if not path.is_file():
         raise TaskUnavailable(
@@ -95,7 +95,7 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     lines = 0
     for number, line in read_lines(path):
         word, *numbers = line.rstrip(" ").rsplit(" ", -1 if total is None else len(total))
-        if number == 1 and len(numbers) == 1:  # word2vec's header: words and dim
+        if number == 1 and len(numbers) == 1:  # the header of word2vec's format: number of words, and dim
             continue
         try:
             with np.errstate(over="ignore"):
@@ -139,12 +139,12 @@ def ppmi_svd(
     max_docs: int = 200_000,
     seed: int = 0,
 ) -> WordVectors:
-    """Vectors from positive pointwise mutual information and a truncated SVD (Levy, Goldberg and Dagan, TACL 2015).
+    """Compute vectors by positive pointwise mutual information and truncated SVD (Levy, Goldberg and Dagan, TACL 2015).
 
     Args:
         docs: Words of each doc.
-        dim: Size of a vector; less for a small vocabulary.
-        window: Number of words on each side that count as neighbours.
+        dim: Size of a vector; a small vocabulary gives smaller vectors.
+        window: Number of words on each side that are neighbours of a word.
         min_count: Minimum count of a word in the vocabulary.
         max_words: Maximum size of the vocabulary; the most frequent words are kept.
         max_docs: Maximum number of docs that are read.
@@ -185,7 +185,7 @@ def ppmi_svd(
 def _neighbours(
     texts: list[list[str]], index: dict[str, int], window: int, chunk_docs: int = 2_000
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs of words at most `window` words apart in one doc: indices of the first and of the second words."""
+    """Yield the indices of first and second words of all pairs of words at most `window` words apart in a doc."""
     for first in range(0, len(texts), chunk_docs):
         chunk = texts[first : first + chunk_docs]
         flat = np.array([index.get(word, -1) for words in chunk for word in words], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Words of a text for computing labels: word tokenizers, a stop word list, Porter's stemmer."""
+"""Split texts into words, from which labels are computed: tokenizers, a stop word list, Porter's stemmer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECES = re.compile(r"\w+|[^\w\s]")
 
 
 def standard_words(text: str) -> list[str]:
-    """Lower-case words as in a search engine's standard analyser, with stop words and without stemming.
+    """Return the words of a search engine's standard analyser: in lower case, with stop words, without stemming.
 
     >>> standard_words("Don't read example.com's v3.5, or C++!")
     ["don't", 'read', "example.com's", 'v3.5', 'or', 'c']
@@ -24,11 +24,12 @@ def standard_words(text: str) -> list[str]:
 
 
 def content_stems(text: str, legacy_case: bool = False) -> list[str]:
-    """Porter stems of the alphanumeric words that are not stop words.
+    """Return the Porter stems of the alphanumeric words that are not stop words.
 
     Args:
         text: The text.
-        legacy_case: Remove stop words before lower-casing, so that capitalised ones stay, as in the published labels.
+        legacy_case: Whether stop words are removed before lower-casing, so that capitalised stop words stay, as in the
+            published labels.
 
     >>> content_stems("The servers were serving 3 files."), content_stems("The servers", legacy_case=True)
     (['server', 'serv', '3', 'file'], ['the', 'server'])
@@ -38,13 +39,13 @@ def content_stems(text: str, legacy_case: bool = False) -> list[str]:
 
 
 def _stem(words: list[str]) -> list[str]:
-    import Stemmer  # from PyStemmer; stemmers are not thread-safe, so each call makes a new one
+    import Stemmer  # of the package PyStemmer; each call makes a new stemmer, because stemmers are not thread-safe
 
     return Stemmer.Stemmer("porter").stemWords(words)
 
 
 def content_pieces(text: str) -> list[str]:
-    """Lower-case words without stop words, and punctuation marks.
+    """Return the lower-case words without stop words, and the punctuation marks.
 
     >>> content_pieces("Is it a bird?")
     ['bird', '?']
@@ -53,7 +54,7 @@ def content_pieces(text: str) -> list[str]:
 
 
 def first_content_word(text: str) -> str:
-    """The first word that is not a stop word, or else the first word, in lower case; empty without words.
+    """Return the first word that is not a stop word, else the first word, in lower case; empty without words.
 
     >>> first_content_word("What is the Java sandbox?")
     'java'
@@ -66,7 +67,7 @@ ANALYZERS: dict[str, Callable[[str], list[str]]] = {"standard": standard_words, 
 
 
 def analyzer(name: str, key: str) -> Callable[[str], list[str]]:
-    """Look up an analyser, a function from a text to its words.
+    """Return an analyser by name: a function from a text to its words.
 
     Args:
         name: Name of the analyser.

@@ -1,4 +1,4 @@
-"""Train probes on all cores: one process per core, each with one thread, because a probe is too small for several."""
+"""Train probes on all cores, with one single-threaded process per core, because a probe is too small for threads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ranker.probing.coding_jobs import Job, Outcome
 from ranker.probing.online_code import OnlineCoder
 from ranker.processes import available_cores
 
-MIN_WORK = 100_000  # training pairs times probes; below this, starting processes takes longer than it saves
+MIN_WORK = 100_000  # training pairs times probes; with less work, the start of processes takes longer than they save
 
 
 def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = None) -> list[list[Outcome]]:
     """Code several jobs. On a CPU, several processes share the work.
 
     Args:
-        coder: The coder; each process writes its finished blocks to the coder's store.
+        coder: The coder; all processes write finished blocks to the coder's store.
         jobs: The jobs.
-        workers: Number of worker processes; None: one per core, or none if there is little work.
+        workers: Number of worker processes; None: one per core, but no process for little work.
 
     Returns:
         The outcomes of each job.
@@ -45,9 +45,9 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
         return [coder.code(job) for job in jobs]
     plain = replace(coder, store=BlockStore(None), progress=_ignore_progress)
     by_stack: dict[int, list[Outcome]] = {}
-    # not "fork": a forked process inherits locks, but not the threads that would release them
+    # "spawn", because a forked process inherits locks, but not the threads that would release the locks
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start) as pool:
-        # largest stacks first, so that all processes finish at about the same time
+        # largest stacks come first, so that all processes finish at about the same time
         order = sorted(
             range(len(stacks)), key=lambda i: -len(jobs[stacks[i][0]].label_sets) * len(jobs[stacks[i][0]].train)
         )
@@ -72,11 +72,11 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
 
 
 def _ignore_progress(_: int) -> None:
-    """Worker processes report no progress; the main process does."""
+    """Do nothing: the main process reports progress, not the worker processes."""
 
 
 def _start() -> None:
-    """Use one thread, and exit when the main process ends, even if it is killed."""
+    """Use one thread, and exit when the main process ends, even if the main process is killed."""
     torch.set_num_threads(1)
     parent: Any = multiprocessing.parent_process()
 

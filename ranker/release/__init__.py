@@ -1,1 +1,1 @@
-"""Exports for other programs, which are compared with the original, and published folders with a model card."""
+"""Write exports for other programs, compare them with the original, and write published folders with a model card."""

@@ -1,4 +1,4 @@
-"""The model card of a published folder, with numbers computed from the enclosed run files, and facts of the run."""
+"""Write the model card of a published folder, with facts of the run, and numbers from the folder's run files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts in a card beside its numbers.
+    """The facts in a card, without the measured numbers.
 
     Args:
         name: Name of the model.
-        settings: The published `ranker.yaml`, plain.
-        model: Facts about the folder, as `ranker.release.usage.readme` takes them.
-        base: The encoder that the training started from: a hub id or a name.
+        settings: The published `ranker.yaml` as plain values.
+        model: Facts about the folder, see `ranker.release.usage.readme`.
+        base: The encoder from which the training started: a hub id or a name.
         base_is_public: Whether `base` is a model id on the hub.
-        licences: Part (such as the encoder) -> its licence, if its owner states one in the package or source.
-        license: SPDX id of the published weights; None: not stated.
+        licences: Part, such as the encoder -> its licence, if the owner states a licence in the package or source.
+        license: SPDX id of the licence of the published weights; None: not stated.
         result: The run's `result.json`; may be empty.
         environment: The run's `environment.json`; may be empty.
     """
@@ -45,7 +45,7 @@ class Facts:
 
 
 def card(facts: Facts, sets: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the text of README.md, with Hugging Face's metadata at its start.
+    """Return the text of README.md, which starts with metadata for Hugging Face.
 
     Args:
         facts: Facts about the model.
@@ -167,7 +167,7 @@ def _training(facts: Facts) -> list[str]:
 
 
 def _at(node: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if there is none."""
+    """Return the value of a dotted key; None if the key is missing."""
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
     return node

@@ -1,4 +1,4 @@
-"""Upload a folder to the Hugging Face hub; the endpoint is that of HF_ENDPOINT."""
+"""Upload a folder to the Hugging Face hub, at the endpoint in HF_ENDPOINT."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ranker.network import unreachable
 
 
 def check_hub(name: str) -> None:
-    """Check, before any work, that an upload can succeed: the name is valid, there is a token, and the hub answers.
+    """Check before the work that an upload can succeed: the name is valid, there is a token, and the hub answers.
 
     Args:
         name: The model's id, `OWNER/NAME`.
 
     Raises:
-        ConfigError: One of these conditions does not hold.
+        ConfigError: One of these three conditions does not hold.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
@@ -54,7 +54,7 @@ def upload(folder: Path, name: str, private: bool) -> str:
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model, runs and card")
-    except Exception as error:  # of the hub, or of httpx or httpx2, by the version of huggingface_hub
+    except Exception as error:  # an error of the hub, httpx or httpx2, depending on the version of huggingface_hub
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"hub:{name}: expected the hub to take the files, got {reason}") from error
     return str(address)

@@ -1,4 +1,4 @@
-"""Which model can be exported to which format, and the files of each format."""
+"""Decide which model can be exported to which format, and write the files of a format."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_format(scorer: Scorer, layout: str, dtype: str) -> None:
         dtype: A key of `DTYPES`.
 
     Raises:
-        ConfigError: It can't, or a package is missing; the message names the formats that fit.
+        ConfigError: The format does not fit, or a package is missing; the message names the formats that fit.
     """
     reason = _reason(scorer, layout)
     if reason:
@@ -62,7 +62,7 @@ def check_format(scorer: Scorer, layout: str, dtype: str) -> None:
 
 
 def _reason(scorer: Any, layout: str) -> str:
-    """Return the message for a format that does not fit; empty if it fits."""
+    """Return the message for a format that does not fit; empty if the format fits."""
     name = type(scorer).__name__
     if layout == "merged":
         if not _adapter.has_adapters(scorer):
@@ -103,9 +103,10 @@ def write_layout(folder: Path, scorer: Any, cfg: DictConfig, layout: str) -> Non
     Args:
         folder: An empty folder.
         scorer: The model.
-        cfg: Its training's configuration.
-        layout: `hf`: ForSequenceClassification. `sentence_transformers`: Transformer, Pooling, Dense (and LayerNorm)
-            if the head has these layers, else the layout of the run's `model/`. Others: the layout of `model/`.
+        cfg: The configuration of the model's training.
+        layout: `hf`: ForSequenceClassification of transformers. `sentence_transformers`: the modules Transformer,
+            Pooling, Dense (and LayerNorm) if the head has these layers, else the layout of the run's `model/`. All
+            other formats: the layout of `model/`.
     """
     longest = longest_pair_of(scorer, cfg)
     if layout == "hf" and isinstance(scorer, LMReranker):
@@ -125,7 +126,7 @@ def write_layout(folder: Path, scorer: Any, cfg: DictConfig, layout: str) -> Non
 
 
 def is_modular(scorer: MonoBERT) -> bool:
-    """Whether a cross-encoder's head is made of sentence-transformers' modules: Dense and LayerNorm."""
+    """Return whether a cross-encoder's head consists of the modules Dense and LayerNorm of sentence-transformers."""
     model = scorer.classifier()
     return isinstance(model.head, nn.Linear) or cross_encoder.norm_head(model) is not None
 
@@ -134,7 +135,7 @@ def cast(folder: Path, dtype: str) -> None:
     """Convert the weights of a folder to another precision.
 
     Args:
-        folder: Has `*.safetensors` files and `config.json`, subfolders included.
+        folder: A folder with `*.safetensors` files and `config.json`, also in subfolders.
         dtype: A key of `DTYPES`.
     """
     if dtype == "float32":
@@ -155,13 +156,13 @@ def cast(folder: Path, dtype: str) -> None:
 
 
 def megabytes(folder: Path) -> float:
-    """Return the size of a folder's weights and graphs, in MB of 10^6 bytes."""
+    """Return the size of a folder's weights and graphs in megabytes (10^6 bytes)."""
     endings = (".safetensors", ".onnx", ".data", ".bin")
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in endings) / 1e6
 
 
 def is_sequence_classifier(folder: Path) -> bool:
-    """Whether a folder holds a sequence classification model alone, without modules.json."""
+    """Return whether a folder has a sequence classification model without modules.json."""
     content = (
         json.loads((folder / "config.json").read_text(encoding="utf-8")) if (folder / "config.json").is_file() else {}
     )

@@ -1,4 +1,4 @@
-"""Write a model folder as ONNX graphs: padded rows of token ids to scores, or to one vector per row or per token."""
+"""Write a model folder as ONNX graphs, from padded rows of token ids to scores, or to a vector per row or token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ranker.export._modules import (
 from ranker.export._pooling import read_pooling
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# the names that optimum and sentence-transformers give outputs
+# names of outputs in optimum and sentence-transformers
 LOGITS, VECTORS, TOKEN_VECTORS, DOC_MASK = "logits", "sentence_embedding", "token_embeddings", "doc_mask"
 PAIRS, QUERIES, DOCS = "model.onnx", "query.onnx", "doc.onnx"
 
@@ -37,16 +37,17 @@ PAIRS, QUERIES, DOCS = "model.onnx", "query.onnx", "doc.onnx"
 def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str]:
     """Write the graphs of a model folder; return their names.
 
-    A graph takes int64 [rows, columns] under the names that its tokenizer returns (`INPUTS`), padded at the end of
-    rows, with any numbers of rows and columns. It returns `logits` [rows, 1], the scores, or `sentence_embedding`
-    [rows, dim], or of a model with a vector per token `token_embeddings` [rows, columns, dim] and `doc_mask`, int64
-    [rows, columns]: 1 where a token of a doc has a vector. All tokens of a query have one, its expansion included.
+    A graph takes int64 arrays [rows, columns] with the names in the tokenizer's output (`INPUTS`), for any numbers of
+    rows and columns, with padding at the end of rows. The output of a cross-encoder is `logits` [rows, 1], the scores;
+    that of a model with a vector per text is `sentence_embedding` [rows, dim]. A model with a vector per token has two
+    outputs: `token_embeddings` [rows, columns, dim], and `doc_mask`, int64 [rows, columns], which is 1 if a token of a
+    doc has a vector. All tokens of a query have vectors, its expansion included.
 
     Args:
         folder: Where to write.
         layout: A sequence classification model, or modules of sentence-transformers: Transformer, Pooling, Dense,
             LayerNorm and Normalize, or Transformer, Dense, MultiVectorMask and Normalize.
-        dtype: `float32`, or `fp16`: weights in half precision, inputs and outputs as before.
+        dtype: `float32`, or `fp16`, for weights in half precision with the same inputs and outputs.
 
     Raises:
         ConfigError: torch can't export the model.
@@ -77,13 +78,13 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
 
 
 def quantize(path: Path) -> None:
-    """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs at run time.
+    """Quantize the encoder's weight matrices to int8, column by column; onnxruntime quantizes inputs at run time.
 
     Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, which
     overflow with 8 bits (onnxruntime's documentation, "Quantize ONNX models", on saturation).
 
-    Embeddings, norms and the head on pooled states stay in float32: the head costs little time, and its rounding errors
-    would directly change the scores.
+    Embeddings, norms and the head on pooled states stay in float32, because the head takes little time, and its
+    rounding errors would directly change the scores.
 
     Args:
         path: A graph, which is replaced.
@@ -92,14 +93,14 @@ def quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole = onnx.load(path)
-    # shapes inside the graph as torch 2.11 writes them contradict those that onnx 1.23 infers
+    # the shapes that torch 2.11 writes inside the graph contradict the shapes that onnx 1.23 infers
     del whole.graph.value_info[:]
     level = logging.getLogger().level
     logging.getLogger().setLevel(
         logging.ERROR
     )  # onnxruntime warns on the root logger that its own optimizer did not run
     try:
-        # linear layers on [rows, columns, dim] are MatMul, those on pooled [rows, dim] are Gemm
+        # linear layers on [rows, columns, dim] are MatMul, linear layers on pooled [rows, dim] are Gemm
         quantize_dynamic(
             whole,
             path,
@@ -127,7 +128,7 @@ def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -
                 dynamic_shapes=(tuple(dict(free) for _ in names),),
                 verbose=False,
             )
-    except Exception as error:  # of torch.export or of the translation, of many classes
+    except Exception as error:  # torch.export and the translation have many classes of errors
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(
             f"format: expected a model that torch exports to ONNX, got {type(error).__name__}: {reason}"
@@ -138,7 +139,7 @@ def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -
 
 
 def _forget_sources(model: Any) -> None:
-    """Remove the exporter's notes about each node, such as the paths of source files."""
+    """Remove the exporter's notes on nodes, such as paths of source files."""
     for part in (model, model.graph, *model.graph.all_nodes(), *model.graph.initializers.values()):
         part.metadata_props.clear()
         part.doc_string = None
@@ -150,7 +151,7 @@ def _forget_sources(model: Any) -> None:
 
 
 def _halve(path: Path) -> None:
-    """Convert a graph's weights to fp16; inputs and outputs keep their types."""
+    """Convert the weights of a graph to fp16; inputs and outputs keep their types."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -179,7 +180,7 @@ def _float(model: Any) -> Any:
 
 
 class _Named(nn.Module):
-    """Call a module with its inputs by name."""
+    """Calls a module with inputs by name."""
 
     def __init__(self, module: nn.Module, names: list[str]) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class _Named(nn.Module):
 
 
 class _Scores(nn.Module):
-    """A sequence classification model with the score as its only logit; for two labels, the score is the log-odds."""
+    """A sequence classification model whose only output is the score; for two labels, the score is the log-odds."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ class _Scores(nn.Module):
 
 
 class _Modules(nn.Module):
-    """Transformer, Pooling and the following modules of a folder in sentence-transformers' layout.
+    """The modules of a folder in sentence-transformers' layout: Transformer, Pooling, and further modules.
 
     Args:
         chain: The modules.
@@ -227,7 +228,7 @@ class _Modules(nn.Module):
 
 
 class _TokenVectors(nn.Module):
-    """Transformer, Dense, MultiVectorMask and Normalize, of a folder of a model with a vector per token.
+    """The modules of a folder with a vector per token: Transformer, Dense, MultiVectorMask and Normalize.
 
     Args:
         chain: The modules.
@@ -257,7 +258,7 @@ class _TokenVectors(nn.Module):
 
 
 def _read_model(folder: Path) -> Any:
-    """Return the transformer of a folder, in float32, with the attention that torch's exporter knows."""
+    """Return the transformer of a folder in float32, with an attention that torch's exporter supports."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config._attn_implementation = "eager"
     model, _ = text_model.read(folder, config)
@@ -297,7 +298,7 @@ def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 
 def copy_texts(layout: Path, folder: Path) -> None:
-    """Copy the tokenizer, the prompt and the descriptions of a model folder beside its graphs."""
+    """Copy the tokenizer, the prompt and the description files of a model folder beside its graphs."""
     source = layout
     if has_modules(layout):
         source = read_modules(layout)["document"][0].folder

@@ -1,4 +1,4 @@
-"""Score with an ONNX export through onnxruntime; `Reranker.load` takes its folder."""
+"""Score with an ONNX export in onnxruntime; `Reranker.load` loads the folder of the export."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ FILE = "onnx.json"
 
 
 def is_program(folder: Path) -> bool:
-    """Whether a folder is an ONNX export."""
+    """Return whether a folder is an ONNX export."""
     return (folder / FILE).is_file()
 
 
 def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
-    """Write the settings that `OnnxProgram` needs beside graphs and tokenizer.
+    """Write the settings that `OnnxProgram` needs besides graphs and tokenizer.
 
     Args:
         folder: The export's folder.
-        scorer: The model that was exported.
+        scorer: The exported model.
         graphs: Names of the graphs.
     """
     encoder = scorer.encoder
@@ -62,15 +62,15 @@ def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
 
 @dataclass
 class OnnxTexts:
-    """The attributes of an encoder that the program reads to lay out rows.
+    """The attributes of an encoder from which rows are laid out.
 
     Args:
         tokenizer: The tokenizer of the folder.
-        max_tokens: Longest row.
+        max_tokens: Longest row in tokens.
         dim: Size of a state.
         ragged: Whether rows run without padding.
         path: See `ranker.encoders.encoder.Encoder`.
-        execution: Not used to run the graphs; its default says that rows share no prefix.
+        execution: Not used by the graphs; in the default, rows share no prefix.
     """
 
     tokenizer: Any
@@ -119,7 +119,7 @@ class OnnxProgram(nn.Module):
             self.reads = str(settings["reads"])
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             self.encoder = OnnxTexts(tokenizer, int(settings["max_tokens"]), int(settings["dim"]))
-        except Exception as error:  # onnxruntime has classes of its own
+        except Exception as error:  # onnxruntime has its own classes of errors
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(f"{folder}: expected a whole ONNX export, got {reason}; export it again") from error
         self._settings, self._prompt = settings, read_prompt(folder)
@@ -155,7 +155,7 @@ class OnnxProgram(nn.Module):
         return to_grid((queries[owners] * docs).sum(1) / self._settings["temperature"], batch.doc_mask)
 
     def _run(self, session: Any, rows: TokenBatch) -> Tensor:
-        """Return the output of a graph for all rows, float32 [rows, outputs]; rows of similar lengths run together."""
+        """Return the output of a graph for all rows, float32 [rows, outputs]; a run has rows of similar lengths."""
         outputs = torch.zeros(0)
         for group, _, (got,) in self._groups(session, rows):
             outputs = outputs if len(outputs) else torch.zeros(rows.num_rows, got.shape[1])
@@ -175,7 +175,7 @@ class OnnxProgram(nn.Module):
         return TextVectors(torch.cat(ordered).to(device), counts.to(device))
 
     def _groups(self, session: Any, rows: TokenBatch) -> Iterator[tuple[RowGroup, RaggedLayout, Sequence[np.ndarray]]]:
-        """Run a graph on groups of rows of similar lengths; yield each with its layout and the graph's outputs."""
+        """Run a graph on groups of rows of similar lengths; yield each group with its layout and its outputs."""
         names = [entry.name for entry in session.get_inputs()]
         padding = self.encoder.tokenizer.pad_token_id
         for group in row_groups(rows.cu_seqlens):

@@ -1,4 +1,4 @@
-"""Compare an export's scores with the original's: gaps, order, nDCG@10, speed and size; refuse large differences."""
+"""Compare an export with the original: score gaps, order, nDCG@10, speed and size; refuse large differences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ranker.evaluation.suite import LEVEL, SAMPLES, bootstrap_interval
 from ranker.types import Qrels, Run
 
 MEASURE = "nDCG@10"
-WARM_UP = 64  # pairs that are scored before the clock starts
-# largest gap as a share of the scores' standard deviation; see docs/export.md
+WARM_UP = 64  # number of pairs that are scored before the time is measured
+# largest allowed gap of two scores, divided by the standard deviation of the scores; see docs/export.md
 BOUNDS = {"float32": 1e-3, "fp16": 0.05, "bf16": 0.3, "int8": 1.0}
 
 
@@ -52,15 +52,15 @@ class ScoredSet:
 
 
 def compare(part: ScoredSet) -> dict[str, Any]:
-    """Return the differences between the scores of two programs.
+    """Compute the differences between the scores of two programs.
 
     Returns:
-        `queries`, `pairs`; `score_std`, the standard deviation of the original's scores; over the pairs that both
-        programs truncate in the same way, `largest_gap` and `mean_gap` of the scores, and `gap_share`, the largest gap
-        divided by `score_std`; for the other pairs, their number `pairs_cut_otherwise` and
-        `largest_gap_cut_otherwise`; `kendall_tau`, the mean over queries of tau-b
-        between the two orders, over all pairs; and with judgements `nDCG@10`: `original`, `export`, `change`, and the
-        `interval` of the change that holds 95 % of 10,000 bootstrap samples of the queries.
+        A dict. `queries` and `pairs` are numbers. `score_std` is the standard deviation of the original's scores. Over
+        the pairs that both programs truncate in the same way, there are `largest_gap` and `mean_gap` of the scores, and
+        `gap_share`, the largest gap divided by `score_std`. For all other pairs, there are their number
+        `pairs_cut_otherwise`, and `largest_gap_cut_otherwise`. `kendall_tau` is the mean over queries of tau-b between
+        the two orders of all docs. If there are judgements, `nDCG@10` has `original`, `export`, `change`, and the
+        `interval` of the change that contains 95 % of 10,000 bootstrap samples of the queries.
 
     Raises:
         DataError: A score of the export is not finite.
@@ -133,7 +133,7 @@ def faults(sets: Mapping[str, Mapping[str, Any]], max_gap: float, max_loss: floa
 def timed(
     score: Callable[[Sequence[tuple[str, str]]], np.ndarray], pairs: Sequence[tuple[str, str]]
 ) -> tuple[np.ndarray, float]:
-    """Return the scores of pairs, and the pairs per second, tokenization included, after a warm-up."""
+    """Return the scores of pairs and, measured after a warm-up, the pairs per second with tokenization."""
     score(pairs[:WARM_UP])
     started = time.perf_counter()
     scores = score(pairs)

@@ -13,12 +13,12 @@ from ranker.errors import DataError
 
 TEXTS = (".json", ".jsonl", ".yaml", ".md", ".txt", ".trec", ".jinja", ".csv")
 LOCAL = re.compile(r"^(/|~|\\\\|[A-Za-z]:[\\/]|file:)")
-# keys of transformers' files whose values say where something was loaded from
+# keys in transformers' files whose values are places from which a part was loaded
 ORIGINS = ("_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "vocab_file")
 
 
 def is_local(value: Any) -> bool:
-    """Whether a value is a path on a machine.
+    """Return whether a value is a path on a machine.
 
     >>> [is_local(value) for value in ("/home/me/x", "~/x", "C:/x", "beir/scifact", 3)]
     [True, True, True, False, False]
@@ -27,7 +27,7 @@ def is_local(value: Any) -> bool:
 
 
 def has_local(node: Any) -> bool:
-    """Whether a value of plain mappings and lists has a path on a machine somewhere."""
+    """Return whether plain mappings and lists contain a path on a machine."""
     if isinstance(node, dict):
         return any(has_local(value) for value in node.values())
     if isinstance(node, list):
@@ -36,7 +36,7 @@ def has_local(node: Any) -> bool:
 
 
 def without_local(node: Any) -> Any:
-    """Return plain mappings and lists with each local path replaced by its last part.
+    """Return plain mappings and lists in which each local path is replaced by its last part.
 
     >>> without_local({"name": "/home/me/bert", "layers": [2]})
     {'name': 'bert', 'layers': [2]}
@@ -58,14 +58,14 @@ def forget_origins(folder: Path) -> None:
 
 
 def check_private(folder: Path, paths: Iterable[Path]) -> None:
-    """Check that text files contain no path of this machine and no path with its user's name.
+    """Check that text files contain no path of this machine and no path with the user's name.
 
     Args:
         folder: The files.
-        paths: Folders that must not be named, such as that of the run.
+        paths: Folders that files may not name, such as the run folder.
 
     Raises:
-        DataError: A file has such a path; the message names both.
+        DataError: A file contains such a path; the message names the file and the path.
     """
     traces = [re.escape(str(path)) for path in (*paths, Path.home(), Path.cwd()) if len(path.parts) > 1]
     traces.append(rf"[\\/](?:home|Users)[\\/]{re.escape(getpass.getuser())}\b")

@@ -1,4 +1,4 @@
-"""Score pairs of texts with transformers or sentence-transformers, from a folder alone, as their users would."""
+"""Score pairs of texts with transformers or sentence-transformers from a folder alone, like users of these programs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from ranker.export.language_model import OWN_FILE as WORDS
 
 Pairs = Sequence[tuple[str, str]]
 Program = Callable[[Pairs], np.ndarray]
-BATCH = 32  # rows, as in CrossEncoder.predict
+BATCH = 32  # number of rows in a batch, as in CrossEncoder.predict
 
 
 def program_of(folder: Path, device: str = "cpu", batch: int = BATCH) -> Program:
     """Return a function from pairs of a query and a doc to scores, float32 [pairs].
 
-    sentence-transformers runs folders with modules.json, transformers all others. Texts are cut by the folder's
-    tokenizer.
+    sentence-transformers runs folders with modules.json, transformers runs all other folders. The folder's tokenizer
+    truncates texts.
 
     Args:
         folder: A model folder without adapters.
         device: `cpu` or `cuda`.
-        batch: Rows of a batch, which these programs pad to its longest; 1 for a model whose states depend on padding.
+        batch: Number of rows in a batch, which is padded to its longest row; 1 for a model whose states depend on
+            padding.
     """
     if has_modules(folder):
         if is_cross_encoder(folder):
@@ -118,9 +119,9 @@ def _by_transformers(
     batch: int,
     side: str | None = None,
 ) -> Program:
-    """Return a program that tokenizes pairs, or filled prompts, and pads batches of near lengths.
+    """Return a program that tokenizes pairs or filled prompts, and pads batches of similar lengths.
 
-    They are padded at the tokenizer's own side unless `side` names one: XLNet's classifier reads the last column.
+    Padding is at the side that the tokenizer has, or at `side`, because XLNet's classifier reads the last column.
     """
     from transformers import AutoTokenizer
 
@@ -145,7 +146,7 @@ def _by_transformers(
 
 
 def filled(prompt: str, query: str, doc: str) -> str:
-    """Return a prompt with its texts; braces in the texts stay as they are.
+    """Return a prompt with its texts; braces inside the texts do not change.
 
     >>> filled("{query}: {doc}", "a {doc}", "b")
     'a {doc}: b'

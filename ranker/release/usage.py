@@ -1,4 +1,4 @@
-"""The README of an export: how to use it, in a few lines that run as they are."""
+"""Write the README of an export, with a few lines of code that run without changes."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ ALONE = (
 
 
 def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> str:
-    """Return the text of an export's README.
+    """Return the text of the README of an export.
 
     Args:
         layout: The format.
-        facts: `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`; `labels`: 1 or 2;
-            `prompt`: whether pairs are laid out by `prompt.json`; `alone`: whether padding changes scores; for ONNX
-            `graphs`, `reads` and `tokens`, whether each token has a vector; `calibrated`: whether the folder has
-            `calibration.json`; `limits`: longest query, doc and pair.
+        facts: A dict. `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`. `labels`:
+            1 or 2. `prompt`: whether `prompt.json` has the prompt of pairs. `alone`: whether padding changes scores.
+            `graphs`, `reads` and `tokens`, only for ONNX: names of graphs, form of inputs, and whether each token has a
+            vector. `calibrated`: whether the folder has `calibration.json`. `limits`: longest query, doc and pair.
         parity: The content of `parity.json`.
     """
     query, doc, pair = facts["limits"]
@@ -139,7 +139,7 @@ def _use(layout: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def model_use(facts: Mapping[str, Any]) -> list[str]:
-    """Return how transformers or sentence-transformers use a model folder, as lines of Markdown; see `readme`."""
+    """Return lines of Markdown on the use of a model folder in transformers or sentence-transformers; see `readme`."""
     return [*_program_use(facts), *([ALONE, ""] if facts.get("alone") else [])]
 
 

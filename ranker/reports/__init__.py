@@ -1,1 +1,1 @@
-"""`report.html`: one self-contained page of a run or of several runs; the numbers come from the files of the runs."""
+"""Make `report.html`, a self-contained page of one or several runs; the numbers come from the files of the runs."""

@@ -1,4 +1,4 @@
-"""Charts as SVG text, coloured by the page's style sheet, with a description for screen readers."""
+"""Charts as SVG text with a description for screen readers; the style sheet of the page has the colours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ranker.evaluation.pictures import running_mean
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 40
-MAX_POINTS = 300  # points of a line; a line with more points is averaged over equal parts
+MAX_POINTS = 300  # largest number of points of a line; a line with more points is averaged over equal parts
 Points = Sequence[tuple[float, float]]
 
 
@@ -23,7 +23,7 @@ class Chart:
 
     Args:
         title: The title.
-        svg: The drawing; empty if there was nothing to draw.
+        svg: The drawing; empty if there is nothing to draw.
         legend: Names of the lines, in the order of their colours.
     """
 
@@ -76,7 +76,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return about five multiples of 1, 2 or 5 times a power of ten between two numbers.
+    """Return the positions of about five ticks between two numbers, in steps of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0.0, 1.0), ticks(3, 27)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [5.0, 10.0, 15.0, 20.0, 25.0])
@@ -105,7 +105,7 @@ def _chart(title: str, description: str, body: str, legend: Sequence[str] = ()) 
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """Return a line of at most `most` points; a longer line becomes means over equal parts, and its last point.
+    """Return a line with at most `most` points: of a longer line, means over equal parts and the last point.
 
     >>> thinned([(1, 1.0), (2, 3.0), (3, 5.0), (4, 7.0), (5, 0.0)], most=3)
     [(1.5, 2.0), (3.5, 6.0), (5.0, 0.0)]
@@ -123,11 +123,12 @@ def lines(title: str, y_label: str, series: Mapping[str, Points], best: tuple[fl
     Args:
         title: The title, for screen readers.
         y_label: Label of the y axis.
-        series: Name -> points; the page has seven colours. A name that begins with `raw ` is drawn thin and grey.
+        series: Name -> points of a line; the page has seven colours. A line whose name begins with `raw ` is thin and
+            grey.
         best: A point to mark with a ring.
 
     Returns:
-        The chart, without a drawing if no point is finite.
+        The chart, which has no drawing if no point is finite.
     """
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in series.items()}
     finite = {name: thinned(points) for name, points in finite.items() if points}
@@ -157,7 +158,7 @@ def _circle(at: str, radius: float, title: str) -> str:
 
 
 def gains(title: str, measure: str, differences: Sequence[float]) -> Chart:
-    """Draw the differences of all queries, best first, gains above and losses below the line."""
+    """Draw the differences of all queries, best first, with gains above and losses below the zero line."""
     values = np.sort(np.asarray(differences, float))[::-1]
     if not len(values):
         return Chart(title, "")
@@ -173,17 +174,17 @@ def gains(title: str, measure: str, differences: Sequence[float]) -> Chart:
 
 
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
-    """Return the heights of the steps with their positions; if there are many queries, a sample of the positions."""
+    """Return the steps of the drawing as (position, height); for many queries, at a sample of positions."""
     chosen = range(len(values)) if len(values) <= 1000 else np.linspace(0, len(values) - 1, 1000).astype(int).tolist()
     return [(i, float(values[i])) for i in chosen]
 
 
 def scatter(title: str, labels: tuple[str, str], pairs: Sequence[tuple[float, float]]) -> Chart:
-    """Draw a circle for each query's pair of values; it is larger where several queries coincide (to 0.01).
+    """Draw a circle for each query's pair of values; queries that coincide (to 0.01) share a larger circle.
 
     Args:
         title: The title, for screen readers.
-        labels: What the x axis and the y axis show.
+        labels: Labels of the x axis and the y axis.
         pairs: The two values of each query.
     """
     if not pairs:
@@ -211,7 +212,7 @@ def scatter(title: str, labels: tuple[str, str], pairs: Sequence[tuple[float, fl
 
 
 def training(curves: Mapping[str, Points], monitor: str | None) -> list[Chart]:
-    """Draw the curves of a training: its loss and its validation measures.
+    """Draw the curves of a training: the loss and the validation measures.
 
     Args:
         curves: The result of `ranker.evaluation.pictures.read_curves`.

@@ -1,6 +1,6 @@
-"""A page's data about one test set: values of all queries, and ranked documents of those with the largest differences.
+"""The data of a page about one test set: values of queries, and ranked documents for the largest differences.
 
-`set_content` collects the data while the runs are in memory. `fitted` cuts them to the size that the page allows.
+`set_content` collects the data while the runs are in memory. `fitted` cuts the data to the size that the page allows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of a set: query_id -> text, and the docs."""
+    """The texts of a set: query_id -> text, and the docs."""
 
     queries: Mapping[str, str]
     docs: Docs
@@ -44,7 +44,7 @@ class RankedSet:
 
     Args:
         name: Name of the set.
-        runs: Label -> query_id -> doc_id -> score. Of two runs, the first is the baseline of the second.
+        runs: Label -> query_id -> doc_id -> score. If there are two runs, the first run is the baseline.
         qrels: query_id -> doc_id -> relevance.
         values: Label -> query_id -> measure -> value, for every judged query.
         relevance: Smallest grade that binary measures count as relevant.
@@ -59,14 +59,14 @@ class RankedSet:
     texts: Texts | None = None
 
     def difference(self, query_id: str, measure: str) -> float:
-        """Return the second run's value minus the first's; for more than two runs, the largest minus the smallest."""
+        """Return the second run's value minus the first run's; for more runs, the largest minus the smallest value."""
         found = [values[query_id][measure] for values in self.values.values()]
         return max(found) - min(found) if len(found) > 2 else found[-1] - found[0]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a set, shown above its queries; see `ranker.reports.tables` and `ranker.reports.charts`."""
+    """Facts about a set that are shown above its queries; see `ranker.reports.tables` and `ranker.reports.charts`."""
 
     tiles: Sequence[Mapping[str, str]] = ()
     tables: Sequence[Mapping[str, Any]] = ()
@@ -81,13 +81,14 @@ class SetContent:
     Args:
         name: Name of the set.
         runs: Labels of the runs.
-        measures: Names of the measures; the queries are sorted by the first one.
+        measures: Names of the measures; queries are sorted by the first measure.
         relevance: Smallest relevant grade.
-        num_queries: Number of judged queries; `rows` may have fewer.
-        rows: `[query_id, text, [[value of each measure] of each run]]`, the largest absolute difference first.
-        details: For the first rows, `terms` (words to mark) and `docs`: `[doc_id, grade or None, [rank in each run or
-            None], [score in each run or None]]`.
-        docs: doc_id -> (title, text), both shortened; empty without texts.
+        num_queries: Number of judged queries; `rows` may have fewer queries.
+        rows: `[query_id, text, [[value of each measure] of each run]]` of each query, the largest absolute difference
+            first.
+        details: For each of the first rows: `terms`, the words to mark, and `docs`, a list of `[doc_id, grade or None,
+            [rank in each run or None], [score in each run or None]]`.
+        docs: doc_id -> (shortened title, shortened text); empty without texts.
         depth: Number of docs that are shown for each run.
         facts: Facts that are shown above the queries.
     """
@@ -127,7 +128,7 @@ def set_content(part: RankedSet, limits: Limits) -> SetContent:
 
 
 def _detail(part: RankedSet, query_id: str, limits: Limits, docs: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return the ranked docs of a query; the texts that they need are added to `docs`."""
+    """Return the ranked docs of a query, and add their texts to `docs`."""
     judged = part.qrels.get(query_id, {})
     scores = [run.get(query_id, {}) for run in part.runs.values()]
     ranked = [rank_docs(docs_of_run) for docs_of_run in scores]
@@ -155,7 +156,7 @@ def _detail(part: RankedSet, query_id: str, limits: Limits, docs: dict[str, tupl
 
 
 def shortened(text: str, length: int) -> str:
-    """Return a text of at most `length` characters; a longer text is cut and ends with an ellipsis.
+    """Return a text with at most `length` characters; a longer text is cut and gets an ellipsis at its end.
 
     >>> shortened("abcdef", 4), shortened("abcd", 4)
     ('abc…', 'abcd')
@@ -168,9 +169,9 @@ def _digits(score: float | None) -> float | None:
 
 
 def with_terms(content: SetContent) -> SetContent:
-    """Add to each query the words to mark in its documents; if the set has no texts, nothing is added."""
+    """Add to each query the words to mark in its documents; a set without texts does not change."""
     if content.docs:
-        from ranker.reports.terms import Terms  # needs bm25s, which pages without texts do not
+        from ranker.reports.terms import Terms  # imported here, because pages without texts do not need bm25s
 
         terms = Terms()
         for row, detail in zip(content.rows, content.details, strict=False):
@@ -184,8 +185,8 @@ class SetData:
     """A set's data in the page.
 
     Args:
-        text: JSON that can stand inside a `<script>` element.
-        rows: Number of queries in it.
+        text: JSON that is safe inside a `<script>` element.
+        rows: Number of queries in the data.
         details: Number of queries with documents.
     """
 
@@ -195,10 +196,10 @@ class SetData:
 
 
 def fitted(content: SetContent, size: int) -> SetData:
-    """Return a set's data for the page, at most `size` bytes.
+    """Return a set's data for the page, with at most `size` bytes.
 
-    The rows have priority. Then come the documents of as many queries as fit, in the order of the rows. A doc is stored
-    once and referred to by its number.
+    Rows have priority. The rest has the documents of as many queries as fit, in the order of the rows. A doc is stored
+    once, and queries refer to its number.
     """
     whole = _data(content, content.rows, content.details)
     text = in_script(whole)
@@ -221,7 +222,7 @@ def _kept(content: SetContent, size: int) -> tuple[list[list[Any]], list[dict[st
     stored: set[str] = set()
     for detail in content.details:
         new = {row[0] for row in detail["docs"]} - stored
-        # an upper bound, since ids become numbers
+        # an upper bound, because numbers will replace ids
         left -= _bytes(detail) + sum(_bytes([doc_id, *content.docs.get(doc_id, ())]) for doc_id in new)
         if left < 0:
             break
@@ -254,7 +255,7 @@ def _bytes(value: Sequence[Any] | Mapping[str, Any]) -> int:
 
 
 def in_script(value: Any) -> str:
-    r"""Return JSON that can stand inside a `<script>` element: no character of it can end the element.
+    r"""Return JSON that is safe inside a `<script>` element, because no part of the text can end the element.
 
     >>> in_script(["</script><!--", "a&b"])
     '["\\u003c/script\\u003e\\u003c!--","a\\u0026b"]'

@@ -1,4 +1,4 @@
-"""The page: an HTML file that needs no other file and no network. It is written completely or not at all."""
+"""Write the page, an HTML file that needs no other file and no network; it appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ranker.reports.charts import Chart
 from ranker.reports.content import Limits, SetContent, fitted
 
 FOLDER = Path(__file__).parent / "template"
-MAX_SETTINGS = 100_000  # characters of the configuration
+MAX_SETTINGS = 100_000  # largest number of characters of the configuration
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Page:
 
     Args:
         title: The title.
-        facts: Label -> value, below the title.
+        facts: Label -> value; shown below the title.
         command: The command that repeats the run.
         settings: The configuration as YAML.
-        environment: Label -> value, below the settings.
+        environment: Label -> value; shown below the settings.
         charts: Training curves; see `ranker.reports.charts.training`.
         overview: A table over all sets, or None.
         sets: The sets.
@@ -43,13 +43,13 @@ class Page:
 
 
 def write_page(path: Path, page: Page, limits: Limits) -> Path:
-    """Write a page of about `limits.megabytes`, not counting the template, tables and charts.
+    """Write a page of about `limits.megabytes` megabytes, besides the template, tables and charts.
 
     Raises:
         DataError: The file can't be written.
     """
     with write_whole(path, binary=True) as file:
-        file.write(render(page, limits).encode("utf-8", "replace"))  # texts may hold lone surrogates
+        file.write(render(page, limits).encode("utf-8", "replace"))  # texts may have lone surrogates
     return path
 
 
@@ -73,6 +73,6 @@ def render(page: Page, limits: Limits) -> str:
         data=data,
         script=script,
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
-        # the browser runs only the script with this hash, whatever a text contains
+        # the browser runs only the script with this hash, so that no text can run a script
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

@@ -1,4 +1,4 @@
-"""Tables of a page: measures with significance tests, and the overview of several sets; cells are text."""
+"""Make the tables of a page: measures with significance tests, and the overview of several sets. Cells are text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TESTS = (
 
 
 def p_text(value: float) -> str:
-    """Return a p-value as the page shows it.
+    """Return a p-value in the page's format.
 
     >>> p_text(0.0004), p_text(0.02)
     ('<0.001', '0.020')
@@ -24,9 +24,9 @@ def measures(metrics: Mapping[str, Any], run: str, baseline: str) -> dict[str, A
     """Return the table of a `metrics.json`.
 
     Args:
-        metrics: Its content.
+        metrics: The content of the file.
         run: Label of the run.
-        baseline: Label of the run that it is compared with.
+        baseline: Label of the compared run.
     """
     comparison = metrics.get("comparison")
     table: dict[str, Any] = {"caption": "Measures", "head": ["measure", run], "rows": [], "note": ""}
@@ -45,7 +45,7 @@ def measures(metrics: Mapping[str, Any], run: str, baseline: str) -> dict[str, A
 
 
 def tiles(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the headline numbers of a `metrics.json`: each measure with its difference."""
+    """Return the main numbers of a `metrics.json`: each measure with its difference."""
     comparison = metrics.get("comparison") or {}
     found = []
     for name, value in metrics["measures"].items():
@@ -62,7 +62,7 @@ def tiles(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def means(evaluations: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return the table of several runs' means, label -> measure -> mean; the best of each measure has a star."""
+    """Return a table of the means (label -> measure -> mean) of several runs; the best mean of a measure has a star."""
     names = list(next(iter(evaluations.values())))
     best = {name: max(values[name] for values in evaluations.values()) for name in names}
     rows = [
@@ -90,7 +90,7 @@ def pairs(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def overlaps(labels: Sequence[str], shares: Mapping[tuple[str, str], float], depth: int) -> dict[str, Any]:
-    """Return the table of the mean share of common documents in the first `depth` of each pair of runs."""
+    """Return a table with the mean share of common documents among the first `depth`, for each pair of runs."""
     rows = [
         [one, *("" if one == other else f"{shares[one, other] if (one, other) in shares else shares[other, one]:.3f}"
                 for other in labels)]
@@ -101,10 +101,10 @@ def overlaps(labels: Sequence[str], shares: Mapping[tuple[str, str], float], dep
 
 
 def overview(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a table of several sets by their first measure.
+    """Return a table of several sets with the first measure of each set.
 
     Args:
-        sets: Name -> content of its `metrics.json`.
+        sets: Name of a set -> content of its `metrics.json`.
     """
     rows = []
     for name, metrics in sets.items():

@@ -1,4 +1,4 @@
-"""Words of documents that match a query, as BM25 matches them by default: stemmed, without stop words."""
+"""Find the words of documents that match a query, by the default rule of BM25: stemmed, without stop words."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ _UNSPACED = regex.compile("[" + "".join(rf"\p{{scx={script}}}" for script in UNS
 
 
 class Terms:
-    """Finds the words in documents that match a query; each distinct word is stemmed once."""
+    """Finds the words of documents that match a query; each different word is stemmed once."""
 
     def __init__(self) -> None:
         self._words = Words()
         self._stems: dict[str, frozenset[str]] = {}
 
     def of(self, query: str, texts: Iterable[str]) -> list[str]:
-        """Return the words of the texts, in lower case and sorted, whose stem is a stem of the query.
+        """Return the words of the texts whose stem is a stem of the query, in lower case and sorted.
 
-        In scripts without spaces between words, these are the query's pairs of characters that occur in the texts.
+        In scripts without spaces between words, the result has pairs of characters of the query that occur in the
+        texts.
 
         >>> Terms().of("the gains of 東京都", ["It gained more, GAINING", "in 東京"])
         ['gained', 'gaining', '東京']

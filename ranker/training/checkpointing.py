@@ -75,7 +75,7 @@ class SaveLast(Checkpoint):
 
     The replaced checkpoint is kept as `previous.ckpt`. If a validation is due at a step, the checkpoint is written
     after the validation; otherwise a resumed run would skip that validation. The last step is always validated, even
-    if no validation is scheduled for it: at `max_steps` in the middle of an epoch, or in an epoch that
+    if no validation is scheduled for it. This happens at `max_steps` in the middle of an epoch, and in an epoch that
     `check_val_every_n_epoch` leaves out.
 
     Lightning calls `Checkpoint` callbacks after all other callbacks, in the given order. This callback must be the last

@@ -134,9 +134,9 @@ class ContrastiveModule(RerankModule):
     ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
         """Return the vectors of the step's queries and docs, and those of the last micro-batch with their graph.
 
-        The first two are in the order of the step and equal on every device: each device fills in the vectors of its
-        own texts and leaves zeros elsewhere, and the devices sum these tensors. The last micro-batch needs no second
-        forward pass, because its graph is kept.
+        The vectors of the step are in its order and equal on every device: each device fills in the vectors of its own
+        texts, the others are zeros, and the devices sum these tensors. The last micro-batch needs no second forward
+        pass, because its graph is kept.
         """
         query_counts = doc_counts = None
         # models with several vectors per text know the number of vectors before they encode

@@ -22,9 +22,9 @@ def matmul_flops(
     Training takes three times as many operations, since the backward pass has two products for each forward product.
     Embeddings, norms, heads and padding are not counted.
 
-    If the last layer computes only the first token of each row, its weights count for that token only, and its
-    attention takes 4 h d per token, because each of the h heads works on whole states. In ModernBERT's last layer,
-    queries, keys and values count for all tokens, and attention takes 4 d per token.
+    If the last layer computes only the first token of each row, its weights count for that token only. Its attention
+    then takes 4 h d per token, because each of the h heads works on whole states. In ModernBERT's last layer, queries,
+    keys and values count for all tokens, and attention takes 4 d per token.
 
     Args:
         config: A transformers configuration.

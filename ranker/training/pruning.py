@@ -25,8 +25,8 @@ class Prune(pl.Callback):
         study: Name of the study.
         trial: Index of the trial in the study.
         monitor: The logged measure.
-        keep: Percentage of trials that are kept: 50 prunes a trial below the median of the others at this validation;
-            25 prunes a trial that is not in the best quarter.
+        keep: Percentage of trials that are kept. 50 prunes a trial that is below the median of the others at this
+            validation; 25 prunes a trial that is not in the best quarter.
         startup_trials: Number of trials that must finish before any trial is pruned.
         warmup: Number of validations before which a trial is not pruned.
     """

@@ -1,8 +1,8 @@
 """Learning rate schedules: a factor on the learning rate for each optimizer step.
 
-The factor is above 0 in every step: it is 1 / warm-up steps in the first step, and a decay would reach its end value
-one step after the last one. After the warm-up, the factors equal those of the schedules of the same name in
-transformers. In transformers, the warm-up begins at 0, which wastes the first step.
+The factor is above 0 in every step. In the first step it is 1 / warm-up steps. A decay would reach its end value one
+step after the last one. After the warm-up, the factors equal those of transformers' schedules of the same name. In
+transformers, the warm-up begins at 0, which wastes the first step.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class SetLosses(nn.Module):
 
         Returns:
             For each set: its name, the number of its groups since the training began, and the mean loss of its groups
-            in this step, which is NaN if the step has none of its groups.
+            in this step. The mean is NaN if the step has no groups of the set.
         """
         for i, (name, count) in enumerate(zip(self.names, step.set_groups, strict=True)):
             self.groups[i] += count

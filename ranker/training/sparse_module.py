@@ -27,8 +27,8 @@ class Sparsity:
 
     - `flops`: :math:`\sum_j (\frac{1}{N} \sum_i w_{ij})^2` (Paria et al., 2020, arXiv:2004.05665);
     - `l1`: :math:`\frac{1}{N} \sum_i \sum_j w_{ij}`;
-    - `df_flops`: `flops` of docs with :math:`w_{ij}` times a factor from 0 to 1 that grows with the share of docs that
-      have term j (Porco et al., 2025, arXiv:2505.15070); queries get `flops`.
+    - `df_flops`: for docs, `flops` with :math:`w_{ij}` times a factor from 0 to 1 that grows with the share of docs
+      that have term j (Porco et al., 2025, arXiv:2505.15070); for queries, `flops`.
 
     Args:
         regularizer: One of `REGULARIZERS`.

@@ -1,6 +1,6 @@
-"""Makes hostile folders: folders by which an attacker tries to read, write or run what no folder may.
+"""Make hostile folders, with which an attacker tries to read, write or run what no folder may.
 
-Each maker takes a `Site` and returns the folder. An attack that succeeds leaves a trace in `site.traces` or changes
+Each function takes a `Site` and returns the folder. An attack that succeeds leaves a file in `site.traces` or changes
 `site.outside`.
 """
 
@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 @dataclass
 class Site:
-    """Where a hostile folder lies.
+    """The place of a hostile folder.
 
     Args:
-        root: A new folder for everything.
-        models: Harmless model folders by name; the makers copy them.
+        root: A new folder for all files.
+        models: Name -> harmless model folder, which the functions copy.
     """
 
     root: Path
@@ -37,11 +37,11 @@ class Site:
 
     @property
     def touch(self) -> str:
-        """A shell command that leaves a trace."""
+        """Return a shell command that leaves a file in `traces`."""
         return f"touch {self.traces / 'ran'}"
 
     def state(self) -> dict[str, bytes]:
-        """All files outside the folder itself: no attack may add, remove or change one."""
+        """Return all files outside of the hostile folder, of which no attack may add, remove or change one."""
         return {
             str(path): path.read_bytes()
             for part in (self.traces, self.outside)
@@ -77,19 +77,19 @@ LOGGING = "version: 1, handlers: {console: {'()': os.system, command: 'TOUCH'}}"
 
 
 def deep(levels: int) -> str:
-    """Lists nested this many levels deep."""
+    """Return YAML lists nested this many levels deep."""
     return "[" * levels + "]" * levels
 
 
 def bomb() -> str:
-    """A few hundred bytes of anchors that stand for 9 ** 9 words."""
+    """Return a few hundred bytes of YAML anchors that expand to 9 ** 9 words."""
     lines = ["data: {a0: &a0 [" + ", ".join(["x"] * 9) + "]"]
     lines += [f"  , a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]" for i in range(1, 9)]
     return "\n".join([*lines, "}"])
 
 
-# text that replaces a line of SOUND (by its key) or is added to it; TOUCH: a shell command that leaves a trace, OUT: a
-# folder elsewhere
+# text that replaces the line of SOUND with the same key, or is added to SOUND; TOUCH is a shell command that leaves a
+# trace, OUT a folder elsewhere
 CONFIGURATIONS = {
     "callable as model": "model: {_target_: os.system, command: 'TOUCH'}",
     "callable in a list": (
@@ -143,7 +143,7 @@ CONFIGURATIONS = {
 
 
 def configuration(site: Site, trait: str) -> str:
-    """The text of a configuration with a trait."""
+    """Return the text of a configuration with a trait."""
     text = CONFIGURATIONS[trait].replace("TOUCH", site.touch).replace("OUT", str(site.outside))
     key = text.split(":", 1)[0]
     return "".join(f"{line}\n" for line in SOUND.strip().splitlines() if not line.startswith(f"{key}:")) + text + "\n"
@@ -159,7 +159,7 @@ def changed(path: Path, **values: object) -> None:
 
 
 def pickled(site: Site, folder: Path, target: Path | None = None) -> None:
-    """Weights as a pickle that calls something."""
+    """Write weights as a pickle that calls a shell command."""
     (folder / "model.safetensors").unlink(missing_ok=True)
     torch.save(
         {"linear.weight": Evil(site.touch), "bert.x": Evil(site.touch)}, (target or folder) / "pytorch_model.bin"
@@ -167,7 +167,7 @@ def pickled(site: Site, folder: Path, target: Path | None = None) -> None:
 
 
 def sharded(site: Site, folder: Path, name: str) -> None:
-    """Weights whose index names a file elsewhere."""
+    """Write weights whose index names a file elsewhere."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save_file(weights, site.outside / "weights.safetensors")
@@ -176,7 +176,7 @@ def sharded(site: Site, folder: Path, name: str) -> None:
 
 
 def own_code(site: Site, folder: Path) -> None:
-    """A model that brings code along, as the hub allows."""
+    """Write a model with its own code, as the hub allows."""
     changed(
         folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
     )
@@ -184,20 +184,20 @@ def own_code(site: Site, folder: Path) -> None:
 
 
 def own_tokenizer(site: Site, folder: Path) -> None:
-    """A tokenizer that brings code along."""
+    """Write a tokenizer with its own code."""
     changed(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": [None, "evil.Evil"]})
     (folder / "tokenizer.json").unlink()
     (folder / "evil.py").write_text(f"import os\nos.system({site.touch!r})\n")
 
 
 def elsewhere(site: Site, folder: Path) -> None:
-    """Weights that are a link to a file elsewhere: read, as a hub's cache has them, and left as they are."""
+    """Write weights that link to a file elsewhere, as in a hub's cache; the file must be read and not changed."""
     (folder / "model.safetensors").rename(site.outside / "weights.safetensors")
     (folder / "model.safetensors").symlink_to(site.outside / "weights.safetensors")
 
 
 def modules(folder: Path, *entries: object) -> None:
-    """A modules.json of these entries: (type, path) or anything else."""
+    """Write a modules.json with these entries: (type, path), or any other value."""
     listed = [
         {"idx": i, "name": str(i), "path": own[1], "type": own[0]} if isinstance(own, tuple) else own
         for i, own in enumerate(entries)
@@ -206,7 +206,7 @@ def modules(folder: Path, *entries: object) -> None:
 
 
 TRANSFORMER = ("sentence_transformers.models.Transformer", "")
-# trait -> the sound folder that is copied, and what is done to it
+# trait -> name of the harmless folder that is copied, and the function that changes the copy
 MODELS: dict[str, tuple[str, Callable[[Site, Path], object]]] = {
     "pickled weights": ("monobert", pickled),
     "index that leads up": ("monobert", lambda site, folder: sharded(site, folder, "../outside/weights.safetensors")),
@@ -275,11 +275,11 @@ MODELS: dict[str, tuple[str, Callable[[Site, Path], object]]] = {
         ),
     ),
 }
-HARMLESS = ("weights elsewhere",)  # these load
+HARMLESS = ("weights elsewhere",)  # traits of folders that load
 
 
 def model(site: Site, trait: str) -> Path:
-    """A model folder with a trait."""
+    """Return a model folder with a trait."""
     base, change = MODELS[trait]
     folder = site.folder / "model"
     shutil.copytree(site.models[base], folder)
@@ -301,7 +301,7 @@ ABOUT = {
     "precision": "32-true",
 }
 STEP = {"type": "ranker.types.TrainStep", "fields": {}}
-# what dump.json says, and what the part of the first device says
+# trait -> content of dump.json, and content of the first device's part
 STEPS = {
     "callable as type": (ABOUT, {"type": "os.system", "fields": {"command": "TOUCH"}}),
     "another of this program's": (
@@ -320,7 +320,7 @@ STEPS = {
 
 
 def step(site: Site, trait: str) -> Path:
-    """A written step with a trait, beside a sound configuration."""
+    """Return a stored step with a trait, beside a harmless configuration."""
     about, part = STEPS[trait]
     folder = site.folder / "step-1"
     folder.mkdir()

@@ -10,7 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-# Some texts of the official collection are encoded twice, as passage 1 is here; ir_datasets repairs them.
+# Some texts of the official collection are encoded in UTF-8 twice, like passage 1 here; ir_datasets repairs them.
 PASSAGES = {
     "0": (
         "The presence of communication amid scientific minds was equally important to the success of the Manhattan "
@@ -34,7 +34,7 @@ TRAIN_QRELS = {"121352": {"0": 1}, "634306": {"7": 1}, "920825": {"1": 1}, "5106
 TRIPLES = [("121352", "0", "3"), ("634306", "7", "1"), ("121352", "0", "4"), ("920825", "1", "5"), ("510633", "3", "2")]
 DEV_QUERIES = {"1048585": "what is paula deen's capital", "2": "androgen receptor define"}
 DEV_QRELS = {"1048585": {"1": 1}, "2": {"5": 1}}
-TOP1000_DEV = [("2", "2"), ("1048585", "7"), ("2", "5"), ("1048585", "1")]  # a query's lines may be apart
+TOP1000_DEV = [("2", "2"), ("1048585", "7"), ("2", "5"), ("1048585", "1")]  # a query's lines need not be adjacent
 DL19_QUERIES = {
     "156493": "do goldfish grow",
     "1110199": "what is wifi vs bluetooth",
@@ -46,21 +46,21 @@ DL20_QRELS = {"1030303": {"1": 2, "7": 0}}
 
 
 def fresh_ir_datasets(monkeypatch, home):
-    """Import ir_datasets again, with `home` as its home; after the test, the modules imported before are back."""
+    """Import ir_datasets again, with `home` as its home. After the test, the modules imported before are restored."""
     monkeypatch.setenv("IR_DATASETS_HOME", str(home))
     monkeypatch.setenv("IR_DATASETS_DL_TRIES", "1")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ir_datasets"]:
         monkeypatch.delitem(sys.modules, name)
-    logging.getLogger("ir_datasets").handlers.clear()  # each import adds one
+    logging.getLogger("ir_datasets").handlers.clear()  # each import adds a handler
     module = importlib.import_module("ir_datasets")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ir_datasets"]:
-        fresh = sys.modules.pop(name)  # through monkeypatch, so that they go again
+        fresh = sys.modules.pop(name)  # monkeypatch also removes it after the test
         monkeypatch.setitem(sys.modules, name, fresh)
     return module
 
 
 def shared_data():
-    """The folder of real collections beside the checkout, or None."""
+    """Return the folder of real collections beside the checkout, or None."""
     folder = Path(
         os.environ.get("RANKER_SHARED_DATA") or Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
     )
@@ -68,7 +68,7 @@ def shared_data():
 
 
 def lay_out_small(home):
-    """cranfield, vaswani and beir/scifact, laid out by the script beside the data."""
+    """Write cranfield, vaswani and beir/scifact into a home folder with the script that lies beside the data."""
     script = shared_data() / "prepare_ir_datasets_home.py"
     spec = importlib.util.spec_from_file_location("prepare_ir_datasets_home", script)
     module = importlib.util.module_from_spec(spec)
@@ -77,9 +77,9 @@ def lay_out_small(home):
 
 
 def lay_out_msmarco(home, ir_datasets):
-    """Write the archives that ir_datasets would download; where it would keep no copy, point it to ours.
+    """Write the archives that ir_datasets would download. If it would not keep an archive, let it read ours.
 
-    Checksums are verified on download alone, so the real classes read these as they would read the real ones.
+    Checksums are verified only at a download, so the real classes read these archives like the real ones.
     """
     base = Path(home) / "msmarco-passage"
     files = {
@@ -114,7 +114,7 @@ def lay_out_msmarco(home, ir_datasets):
 
 
 def lay_out_unpacked_msmarco(home):
-    """Write the files that ir_datasets keeps of a tiny MS MARCO after its downloads, so that a program reads them."""
+    """Write the files that ir_datasets keeps after the download of a (tiny) MS MARCO, so that a program reads them."""
     base = Path(home) / "msmarco-passage"
     files = {
         "irds_version.txt": b"v2",

@@ -1,4 +1,4 @@
-"""Follow a page that shows how to add something: write its files exactly as the page has them, import and test them."""
+"""Follow a page that shows how to add something: write its files exactly as shown, then import and test them."""
 
 import importlib.util
 import re

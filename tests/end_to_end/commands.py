@@ -49,10 +49,11 @@ def run_all(
 ) -> dict[str, dict]:
     """Run many commands ([script, argument, ...]) one after another in one process, see `session.py`.
 
-    With `forks`, the process is forked from one that has imported everything.
+    With `forks`, the process is forked from a process that has imported everything.
 
     Returns:
-        Name -> `code`; `out`: all output; `err`: the part of the output that went to stderr; `left`: the new files.
+        Name -> `code` (exit code), `out` (all output), `err` (the part of the output that went to stderr), `left` (the
+            new files).
     """
     (where / "commands.json").write_text(json.dumps(commands))
     script, arguments = "tests/end_to_end/session.py", ("commands.json", "results.json")
@@ -66,11 +67,11 @@ def run_all(
 
 
 def run_folder(where: Path) -> Path:
-    """The only run folder in `where / "outputs"`."""
+    """Return the only run folder in `where / "outputs"`."""
     (folder,) = (path.parent for path in (where / "outputs").glob("*/*/config.yaml"))
     return folder
 
 
 def by_start(folder: Path) -> list[Path]:
-    """Return the run folders of a folder by start time; folder names alone do not order runs of the same second."""
+    """Return the run folders of a folder by start time. Their names do not order runs of the same second."""
     return sorted(folder.iterdir(), key=lambda run: (run / "environment.json").stat().st_mtime_ns)

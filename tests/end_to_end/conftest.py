@@ -1,4 +1,4 @@
-"""Fixture for the process that forks runs; it starts at first use."""
+"""Fixture for the process that forks runs. The process starts when it is first used."""
 
 import pytest
 from forks import Forks

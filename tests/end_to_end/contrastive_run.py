@@ -32,15 +32,15 @@ spec.loader.exec_module(invariance_run)
 
 
 class Recorded(invariance_run.Recording, ContrastiveModule):
-    """Each query against the docs of its step."""
+    """Compare each query with all docs of its step."""
 
 
 class RecordedMatryoshka(Recorded, MatryoshkaModule):
-    """Keeps the loss of a step that is trained at several vector sizes."""
+    """Store the loss of a step that is trained at several vector sizes."""
 
 
 class OnePass(Recorded):
-    """The reference: one micro-batch, one forward pass with its graph, one loss, one backward pass; no cache."""
+    """The reference: one micro-batch, one forward pass with its graph, one loss, one backward pass, and no cache."""
 
     def accumulate(self, step):
         (batch,) = step.micro_batches
@@ -60,7 +60,7 @@ class OnePass(Recorded):
 
 
 def faulty(fault: str) -> type[ContrastiveModule]:
-    """The module with a fault that the tests must detect; without one for an empty `fault`."""
+    """Return the module with a fault that the tests must detect; for an empty `fault`, the module without a fault."""
 
     class Faulty(Recorded):
         def _seed_dropout(self, step, micro_batch):
@@ -99,9 +99,9 @@ class Job:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the training of a job; returns losses, weights and validation measures."""
+    """Run the training of a job; return losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
+    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: in the third, one of two processes has no group
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = job.dropout, job.attention_dropout
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())

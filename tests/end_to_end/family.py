@@ -1,10 +1,10 @@
-"""One family of encoders through all commands, as a user runs them; a table of several families.
+"""Run a family of encoders through all commands as a user would; print a table of several families.
 
     python tests/end_to_end/family.py bert deberta-v3 t5
     python tests/end_to_end/family.py
 
-The second command runs all families, an hour on one core. Every cell of the table is `yes` with what was measured,
-`refused` (a message and exit code 1) or `NO`; the messages go to stderr.
+The second command runs all families, which takes an hour on one core. Every cell of the table is `yes` with the
+measured value, `refused` (a message and exit code 1) or `NO`; the messages go to stderr.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ CHOICES = [
     "data=files", "batch.queries=4", "batch.docs=4", "depth=6", "max_doc_tokens=1000", "encoder=bert_base",
     "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false", "report=none",
 ]  # fmt: skip
-CLOSE = 1e-4  # largest difference of two scores as a share of the largest, or as it is where that is below 1
+CLOSE = 1e-4  # largest difference of two scores, divided by the largest score if that is above 1
 
 
 def write_data(folder: Path) -> Path:
-    """A folder in the `files` layout: 20 queries over 30 docs, of which three have 300 words."""
+    """Return a folder in the `files` format: 20 queries over 30 docs, three of which have 300 words."""
     rng = random.Random(3)
     texts = [words(i, 300 if i % 10 == 4 else rng.randint(2, 40)) for i in range(30)]
     folder.mkdir(parents=True)
@@ -60,7 +60,7 @@ def write_data(folder: Path) -> Path:
 
 
 class Wrong(AssertionError):
-    """A command did not do what it must."""
+    """A command did something wrong."""
 
 
 class Refused(Exception):
@@ -68,12 +68,12 @@ class Refused(Exception):
 
 
 class Walk:
-    """One family's commands.
+    """The commands of one family.
 
     Args:
-        forks: Runs them.
-        checkpoint: The family's folder.
-        data: The folder of `write_data`.
+        forks: Runs the commands.
+        checkpoint: The folder of the family's model.
+        data: The folder that `write_data` wrote.
         where: An empty folder to work in.
     """
 
@@ -83,7 +83,7 @@ class Walk:
         self.messages: list[str] = []
 
     def run(self, script: str, *arguments: str, name: str, signals: list | None = None) -> Path:
-        """Run a command; returns its run folder."""
+        """Run a command; return its run folder."""
         done = self.forks.run(script, *arguments, f"name={name}", cwd=self.where, timeout=400, signals=signals)
         found = self.where / "outputs" / name
         if signals and done.code == -9:
@@ -101,11 +101,11 @@ class Walk:
         return self.run("train.py", *given, name=name or model, signals=signals)
 
     def test_run(self, folder: Path) -> dict[str, dict[str, float]]:
-        """The run that a command wrote."""
+        """Return the run that a command wrote."""
         return read_run(folder / "evaluation" / self.data.name / "run.trec")
 
     def monobert(self, exports: bool = True) -> dict[str, str]:
-        """Train, kill, resume, evaluate and, if asked, export."""
+        """Train, kill, resume, evaluate and, with `exports`, export."""
         cells: dict[str, str] = {}
         with self.cell(cells, "train"):
             whole = self.train("monobert", 4)
@@ -118,7 +118,7 @@ class Walk:
             kill = [0, 0, "SIGKILL", "os.rename", ".last.ckpt.partial", 3, 0.0]
             killed = self.train("monobert", 4, name="killed", signals=[kill])
             self.run("train.py", f"checkpoint={killed}", "resume=true", name="killed")
-            from test_resume import assert_same_end  # not at the top: pytest rewrites its assertions
+            from test_resume import assert_same_end  # imported here, because pytest rewrites its assertions
 
             assert_same_end(whole, by_start(self.where / "outputs/killed")[-1])
         with self.cell(cells, "evaluate"):
@@ -130,7 +130,7 @@ class Walk:
         return cells
 
     def bi_encoder(self, model: str) -> dict[str, str]:
-        """Train, search, export."""
+        """Train, search and export."""
         cells: dict[str, str] = {}
         with self.cell(cells, model):
             trained = self.train(model, 2)
@@ -148,7 +148,7 @@ class Walk:
         return cells
 
     def export(self, cells: dict[str, str], column: str, trained: Path, layout: str) -> None:
-        """Export a run and read its comparison."""
+        """Export a run, and read the comparison of the scores."""
         with self.cell(cells, column):
             target = self.where / column.replace(" ", "_")
             given = [f"checkpoint={trained}", f"format={layout}", f"to={target}", f"cache_dir={self.where / 'cache'}"]
@@ -160,7 +160,7 @@ class Walk:
 
     @contextlib.contextmanager
     def cell(self, cells: dict[str, str], column: str):
-        """Write `yes`, `refused` or `NO` into a cell, and keep the message."""
+        """Write `yes`, `refused` or `NO` into a cell, and store the message."""
         try:
             yield
             cells.setdefault(column, "yes")
@@ -172,13 +172,13 @@ class Walk:
             self.messages.append(f"{column}: {error}")
 
     def all(self) -> dict[str, str]:
-        """Run all commands; of a family that is refused, the first."""
+        """Run all commands; for a family that is refused, only the first one."""
         cells = self.monobert()
         return cells if cells["train"] != "yes" else cells | self.bi_encoder("dpr") | self.bi_encoder("colbert")
 
 
 def main() -> None:
-    """Print a row for each family as it ends, then the messages."""
+    """Print a row when a family has ended, and the messages after all rows."""
     from tests.zoo.checkpoints import make
 
     forks = Forks("ranker.commands.export", "sentence_transformers.cross_encoder")

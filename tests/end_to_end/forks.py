@@ -1,9 +1,9 @@
 """Run the entry scripts in forked children of one process that has imported everything.
 
-A run in a forked child takes one second, while importing everything would take ten; and the child is a real process
-that can be killed. `Forks` is the interface for tests. The same file, run as a script, is the process that forks: it
-reads one JSON line per command and writes one JSON line per answer. With `preloaded`, the processes that a run starts
-as `python SCRIPT` or `python -m MODULE` are forked as well.
+A run in a forked child takes one second, while importing everything takes ten. The child is a real process that can be
+killed. `Forks` is the interface for tests. If this file is run as a script, it is the process that forks: it reads one
+JSON line for each command and writes one JSON line for each answer. With `preloaded`, the processes that a run starts
+as `python SCRIPT` or `python -m MODULE` are also forked.
 """
 
 import atexit
@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# modules that a training imports late; they are loaded once, before the first fork
+# modules that a training imports late; the forking process imports them before the first fork
 LATE = (
     "ranker.commands.train",
     "ranker.commands.evaluate",
@@ -49,8 +49,8 @@ LATE = (
     "torch._dynamo",
     "ranker.probing.examples",
 )
-# replaces `python`: asks the forking process for a child with the same arguments, folder, environment and open files,
-# and exits like this child
+# This program replaces `python`. It asks the forking process for a child with the same arguments, folder, environment
+# and open files, and exits like this child.
 STAND_IN = """#!{python} -IS
 import json, os, re, signal, socket, sys
 arguments = sys.argv[1:]
@@ -77,7 +77,7 @@ FREE = 500  # file descriptors from this number on are unused
 
 @dataclass
 class Done:
-    """The result of a run; a negative exit code is the number of a signal."""
+    """The result of a run. A negative exit code is the number of the signal that ended the process."""
 
     codes: list[int]
     out: str
@@ -89,10 +89,10 @@ class Done:
 
 
 class Forks:
-    """Runs commands in forked processes; starts the forking process at first use.
+    """Run commands in forked processes. The forking process starts at the first use.
 
     Args:
-        also: Modules that the forking process imports beside `LATE`.
+        also: Modules that the forking process imports in addition to `LATE`.
     """
 
     def __init__(self, *also: str) -> None:
@@ -117,14 +117,15 @@ class Forks:
             script: The entry script.
             arguments: Its command line.
             cwd: The working directory.
-            devices: Number of processes, with the environment variables of torchrun.
+            devices: Number of processes; they get the environment variables of torchrun.
             timeout: Seconds after which all processes are killed and the test fails.
             signals: Rows `[device, target, signal name, audit event, part of its arguments, count, seconds]`. The
-                signal is sent `seconds` after the count-th such event in the process of `device` (Python's audit
-                events: `open`, `os.rename`, ...). `target` is a device, or `child`, the process that `device` started.
-            limit: Largest size of a written file, in bytes; 0 means no limit.
-            preloaded: Whether the Python processes that the run starts are forked too. They are then not children of
-                the processes that start them.
+                signal is sent `seconds` after the count-th such event in the process of `device`. Events are Python's
+                audit events, such as `open` or `os.rename`. `target` is a device, or `child`, the process that `device`
+                started.
+            limit: Largest size of a written file, in bytes; 0: no limit.
+            preloaded: Whether Python processes that the run starts are forked, too. They are then not children of the
+                processes that start them.
             **environment: Environment variables.
         """
         if self.process is None:
@@ -195,7 +196,7 @@ def send_at(
 
 
 def perform(arguments: list[str], stand_in: str | None) -> int:
-    """Do the work of `python arguments` in this process; returns the exit code."""
+    """Do in this process what `python arguments` would do; return the exit code."""
     sys.stdout, sys.stderr = (
         os.fdopen(1, "w", buffering=1, closefd=False),
         os.fdopen(2, "w", buffering=1, closefd=False),
@@ -216,7 +217,7 @@ def perform(arguments: list[str], stand_in: str | None) -> int:
     except BaseException:
         traceback.print_exc()
         code = 99
-    if stand_in:  # these functions end joblib's workers
+    if stand_in:  # the functions below end joblib's workers
         threading._shutdown()
         atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -225,7 +226,7 @@ def perform(arguments: list[str], stand_in: str | None) -> int:
 
 
 def child(command: dict, device: int, port: int, out: int, ask: int, stand_in: str) -> int:
-    """Set up and run one process of a run; returns the exit code."""
+    """Set up and run one process of a run; return the exit code."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -251,7 +252,7 @@ def child(command: dict, device: int, port: int, out: int, ask: int, stand_in: s
 
 
 def grandchild(order: dict, files: list[int], stand_in: str) -> int:
-    """Set up and run the process that a stand-in requested; returns the exit code."""
+    """Set up and run a process that a stand-in requested; return the exit code."""
     os.setsid()
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD, FREE) for file in files]
     os.closerange(0, FREE)
@@ -261,12 +262,12 @@ def grandchild(order: dict, files: list[int], stand_in: str) -> int:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    os.environ.pop("RANKER_PARENT", None)  # not a child of the process that it would watch; its stand-in ends it
+    os.environ.pop("RANKER_PARENT", None)  # it is no child of the process that it would watch; its stand-in ends it
     return perform(order["arguments"], stand_in)
 
 
 def fork(work: Callable[[], int]) -> int:
-    """Fork a process that runs `work` and exits with its result; returns the process id."""
+    """Fork a process that runs `work` and exits with its result; return the process id."""
     pid = os.fork()
     if pid == 0:
         code = 98
@@ -288,11 +289,11 @@ class StandIns:
         self.path = folder / "python"
         self.path.write_text(STAND_IN.format(python=sys.executable, address=folder / "socket"))
         self.path.chmod(0o755)
-        # file descriptor of a process (readable at its end) -> its id and its stand-in
+        # file descriptor of a process (readable when the process has ended) -> process id and stand-in
         self.running: dict[int, tuple[int, socket.socket]] = {}
 
     def files(self) -> list:
-        """Files and sockets to wait for."""
+        """Return the files and sockets to wait for."""
         return [self.listener, *self.running, *(stand_in for _, stand_in in self.running.values())]
 
     def serve(self, ready: list) -> None:
@@ -336,7 +337,7 @@ def run(command: dict, stand_ins: StandIns) -> dict:
         pids.append(fork(partial(child, command, device, port, write, ask, str(stand_ins.path))))
     os.close(write)
     text, hung = b"", False
-    while True:  # until every process, and those that they started, has closed its end of the pipe
+    while True:  # until every process of the run, and every process that they started, has closed the pipe
         left = command["timeout"] - (time.monotonic() - started)
         if left <= 0:
             hung = True

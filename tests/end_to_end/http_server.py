@@ -1,4 +1,4 @@
-"""A server in a thread of the test process, which tests reach over a socket, and a model that tests can pause."""
+"""A server in a thread of the test process, which tests reach through a socket, and a model that tests can pause."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from ranker.serving.server import listen, serve
 
 
 class HeldModel(RerankerModel):
-    """The real model, which waits before each batch until `go` is set and fails at a batch with the doc `failing`."""
+    """The real model, except that it waits before each batch until `go` is set, and fails if a doc is `failing`."""
 
     def __init__(self, reranker, max_tokens=None, failing=None):
         super().__init__(reranker, max_tokens)
@@ -37,7 +37,7 @@ class HeldModel(RerankerModel):
 
 @contextmanager
 def running(load, token=None, sigmoid=False, log_requests=False, **limits):
-    """Serve the model that `load` returns; yields an HTTP client whose attribute `server` is the server."""
+    """Serve the model that `load` returns. Yield an HTTP client whose attribute `server` is the server."""
     listening = listen("127.0.0.1", 0)
     options = AppOptions(Limits(**limits), sigmoid, token, log_requests)
     started, servers, errors = threading.Event(), [], []
@@ -73,18 +73,18 @@ def wait_until(client, check, seconds=60):
 
 
 def is_ready(client):
-    """Whether the model is loaded."""
+    """Return whether the model is loaded."""
     return client.get("/health").status_code == 200
 
 
 def metric(client, name, **headers):
-    """The value of a metric."""
+    """Return the value of a metric."""
     lines = client.get("/metrics", headers=headers).text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
 def free_port():
-    """A port that nothing listens at."""
+    """Return a port on which no program listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

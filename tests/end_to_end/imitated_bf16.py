@@ -1,6 +1,6 @@
 """Run a script (the first argument) as if the CPU had bfloat16 instructions and gained from them at any model size.
 
-Where the CPU lacks the instructions, torch imitates them with the same roundings.
+If the CPU has no such instructions, torch emulates them with the same roundings.
 """
 
 import runpy

@@ -45,7 +45,7 @@ from ranker.training.schedules import linear
 
 
 def collection(num_queries: int) -> Collection:
-    """Queries with graded docs of 1 to 30 words."""
+    """Return queries with graded docs of 1 to 30 words."""
     words = [first + second for first in "bcdfgk" for second in ("ab", "el", "ir", "om")]
     rng = random.Random(7)
     text = lambda shortest, longest: " ".join(rng.choices(words, k=rng.randint(shortest, longest)))  # noqa: E731
@@ -57,7 +57,7 @@ def collection(num_queries: int) -> Collection:
 
 
 def small_trainer(devices: int, **options: Any) -> pl.Trainer:
-    """A trainer on the CPU that writes nothing; several processes talk through gloo, as in assembly/trainer.py.
+    """Return a trainer on the CPU that writes nothing. Processes communicate with gloo, as in assembly/trainer.py.
 
     Args:
         devices: Number of processes.
@@ -79,7 +79,7 @@ def small_trainer(devices: int, **options: Any) -> pl.Trainer:
 
 
 def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]:
-    """Row id within the step -> tokens of the row, for all rows of a step on `world` devices."""
+    """Return row id within the step -> tokens of the row, for all rows of a step on `world` devices."""
     found: list[tuple[int, list[int]]] = []
     for rank in range(world):
         for micro_batch in data.train_steps(rank, world)[0, index].micro_batches:
@@ -95,13 +95,13 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
 
 
 def by_windows(scorer: Any, aggregation: str) -> Windowed:
-    """The scorer on windows of 8 tokens, at most 4 a doc; for a scorer that reads pairs, BM25 selects them."""
+    """Return the scorer with windows of 8 tokens, at most 4 per doc; if it reads pairs, BM25 selects the windows."""
     windows = Windows(8, 6, most=4, select="bm25" if scorer.reads == "pairs" else "first")
     return Windowed.of(scorer, windows, MaxP() if aggregation == "maxp" else ParadeTransformer(scorer.vector_dim))
 
 
 class Losses(pl.Callback):
-    """Collects the loss of each step in full precision."""
+    """Collect the loss of each step in full precision."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -111,7 +111,7 @@ class Losses(pl.Callback):
 
 
 class Recording:
-    """For a training module: keeps the step's loss in full precision, for `Losses`."""
+    """Mixin of training modules: store the loss of a step in full precision for `Losses`."""
 
     last_loss = float("nan")
 
@@ -121,7 +121,7 @@ class Recording:
 
 
 class Recorded(Recording, RerankModule):
-    """Each query against its own docs."""
+    """Compare each query with its own docs."""
 
 
 @dataclass
@@ -141,40 +141,40 @@ class Job:
 
 
 def monobert() -> MonoBERT:
-    """A random cross-encoder with dropout."""
+    """Return a random cross-encoder with dropout."""
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     return MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
 
 
 def shared_lm() -> LMReranker:
-    """A random language model with dropout in adapters, whose docs share their query's tokens."""
+    """Return a random language model with dropout in adapters; the docs of a query share the query's tokens."""
     encoder = load_encoder("tiny_lm", share_prefix=True, lora=LoRA(rank=2, dropout=0.2))
     return LMReranker(encoder, prompt="{query} [SEP] {doc} ?")
 
 
 def early_exit() -> EarlyExit:
-    """A random cross-encoder with dropout and a head at its first layer."""
+    """Return a random cross-encoder with dropout and a head at its first layer."""
     return EarlyExit(monobert().encoder, exits=[1])
 
 
 def with_layer_drop() -> MonoBERT:
-    """A random cross-encoder with dropout whose steps leave out its first layer half of the time."""
+    """Return a random cross-encoder with dropout; half of its steps leave out its first layer."""
     scorer = monobert()
     scorer.encoder.drop_layers(0.5)
     return scorer
 
 
 class RecordedExits(Recorded, EarlyExitModule):
-    """Keeps the loss of a training of early heads."""
+    """Store the loss of a training of early heads."""
 
 
 class RecordedDistillation(Recorded, DistillationModule):
-    """Keeps the loss of a training with a teacher."""
+    """Store the loss of a training with a teacher."""
 
 
 def module_of(job: "Job") -> Any:
-    """The training module of a job."""
+    """Return the training module of a job."""
     if job.model == "early_exit":
         return partial(RecordedExits, options=ExitTraining(trunk=True))
     if job.model == "distilled":
@@ -185,7 +185,7 @@ def module_of(job: "Job") -> Any:
 
 
 def listwise_lm() -> ListwiseLM:
-    """A random language model with dropout in adapters, whose docs are in a random order in training."""
+    """Return a random language model with dropout in adapters; in training, its docs are in a random order."""
     return ListwiseLM(load_encoder("tiny_lm", lora=LoRA(rank=2, dropout=0.2)), window=3, merge="sliding")
 
 
@@ -203,9 +203,9 @@ SCORERS = {
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the training of a job; returns losses, weights and validation measures."""
+    """Run the training of a job; return losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    groups = collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
+    groups = collection(9)  # steps of 4, 4 and 1 groups: in the third, one of two processes has no group
     scorer: Any = SCORERS[job.model]()
     if job.passages:
         scorer = by_windows(scorer, job.passages)
@@ -245,7 +245,7 @@ def train(job: Job) -> dict[str, Any]:
 
 
 def seed_fault(fault: str) -> type[RerankModule]:
-    """The module with a fault that the tests must detect; without one for an empty `fault`."""
+    """Return the module with a fault that the tests must detect; for an empty `fault`, the module without a fault."""
 
     class Faulty(Recorded):
         def micro_batch_loss(self, batch):
@@ -256,7 +256,7 @@ def seed_fault(fault: str) -> type[RerankModule]:
 
         def _seed_dropout(self, step, micro_batch):
             super()._seed_dropout(step, micro_batch)
-            if fault == "masks":  # each micro-batch draws its masks
+            if fault == "masks":  # the masks then depend on the micro-batch
                 self.scorer.encoder.dropout_seed = None
 
         def _gradient_sync(self, only_if):

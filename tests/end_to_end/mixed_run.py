@@ -53,7 +53,7 @@ class Job:
 
 
 def made(job: Job) -> MixedData:
-    """Three sets: nine queries with judgements, five with a teacher's scores and shorter texts, and four triples."""
+    """Return three sets: nine queries with judgements, five with a teacher's scores and shorter texts, four triples."""
     judged = invariance_run.collection(9)
     few = invariance_run.collection(5)
     taught = replace(few, queries={name: f"{text} bab" for name, text in few.queries.items()})
@@ -76,7 +76,7 @@ def made(job: Job) -> MixedData:
 
     sets = {
         "judged": MixedSet(data(judged, TextLimits(16, 64), 3)),
-        # in-batch negatives have no teacher's score
+        # a teacher has no scores for in-batch negatives
         "taught": MixedSet(data(taught, TextLimits(5, 9), 4, None if texts else teacher), weight=2.0),
         "triples": MixedSet(data(triples, TextLimits(16, 64, 40), 5), cap=3),
     }
@@ -84,7 +84,7 @@ def made(job: Job) -> MixedData:
 
 
 class Recorded:
-    """Keeps the step's losses, of all groups and of each set, in full precision."""
+    """Store the losses of a step, of all groups and of each set, in full precision."""
 
     def _is_finite(self, seen) -> bool:
         self.kept.append(seen[0].item())
@@ -93,15 +93,15 @@ class Recorded:
 
 
 class RecordedModule(Recorded, RerankModule):
-    """Compares each query with its own docs."""
+    """Compare each query with its own docs."""
 
 
 class RecordedContrast(Recorded, ContrastiveModule):
-    """Compares each query with all docs of its step."""
+    """Compare each query with all docs of its step."""
 
 
 class RecordedSparse(Recorded, SparseModule):
-    """In-batch negatives and penalties; keeps their factor at each step."""
+    """Train with in-batch negatives and penalties; store the factor of the penalties at each step."""
 
     def penalties(self, queries, docs, step):
         found = super().penalties(queries, docs, step)
@@ -114,7 +114,7 @@ class OnePass(Recorded, sparse_run.OnePass):
 
 
 class EqualSets(SetLosses):
-    """A fault: each set counts the same in a micro-batch, whatever its number of groups there."""
+    """A fault: each set has the same weight in a micro-batch, whatever its number of groups."""
 
     def of_batch(self, scores, batch, reference=None, seed=0):
         several = super().of_batch(scores, batch, reference, seed)
@@ -122,7 +122,7 @@ class EqualSets(SetLosses):
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the training of a job; returns losses, validation measures, counts and weights."""
+    """Run the training of a job; return losses, validation measures, counts and weights."""
     pl.seed_everything(1, verbose=False)
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0

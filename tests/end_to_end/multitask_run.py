@@ -52,7 +52,7 @@ class Job:
 
 
 class Recorded(MultitaskModule):
-    """Keeps losses and task losses of each step in full precision."""
+    """Store losses and task losses of each step in full precision."""
 
     def _is_finite(self, seen) -> bool:
         self.kept.append(seen[0].item())
@@ -64,7 +64,7 @@ class Recorded(MultitaskModule):
 
 
 class OwnMeans(Recorded):
-    """Fault: every micro-batch takes the mean over its own targets."""
+    """A fault: every micro-batch takes the mean over its own targets."""
 
     def task_losses(self, batch):
         heads = tuple(replace(own, num_targets=len(own.labels)) for own in batch.heads)
@@ -72,14 +72,14 @@ class OwnMeans(Recorded):
 
 
 class Apart(multitask_module.Gradients):
-    """Fault: gradients are not summed over devices."""
+    """A fault: gradients are not summed over devices."""
 
     def sum_over_devices(self) -> None:
         """Do nothing."""
 
 
 def spans_file(cache: Path, collection) -> Path:
-    """Write the labels of a task that classifies words as short or long; returns the file."""
+    """Write the labels of a task that classifies words as short or long; return the file."""
     records = []
     for query_id, text in collection.queries.items():
         doc = collection.docs[f"d{6 * int(query_id[1:])}"].text
@@ -101,7 +101,7 @@ def spans_file(cache: Path, collection) -> Path:
 
 
 def made(job: Job) -> tuple[Multitask, TaskData]:
-    """The model and the data of a job."""
+    """Return the model and the data of a job."""
     groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups
     cache = Path(job.cache)
     heads = [
@@ -135,7 +135,7 @@ def made(job: Job) -> tuple[Multitask, TaskData]:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the training of a job; returns losses of steps and tasks, and the state dict with learned task weights."""
+    """Run the training of a job; return losses of steps and tasks, and the state dict with learned task weights."""
     pl.seed_everything(1, verbose=False)
     scorer, data = made(job)
     module = (OwnMeans if job.fault == "own means" else Recorded)(

@@ -1,4 +1,4 @@
-"""Read the file of an offline wandb run: records of wandb's protocol in LevelDB's log format."""
+"""Read the file of an offline wandb run, which has records of wandb's protocol in LevelDB's log format."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ BLOCK, HEADER = 32768, 7
 
 
 def records(path: Path) -> list[Any]:
-    """All records of a `.wandb` file, in order."""
+    """Return all records of a `.wandb` file, in order."""
     data, position, decoded, parts = path.read_bytes(), HEADER, [], b""
     while position + HEADER <= len(data):
         left = BLOCK - position % BLOCK
@@ -20,7 +20,7 @@ def records(path: Path) -> list[Any]:
         length, chunk_type = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
         parts += data[position + HEADER : position + HEADER + length]
         position += HEADER + length
-        if chunk_type in (1, 4):  # a whole record, or its last part
+        if chunk_type in (1, 4):  # the chunk is a whole record, or the last part of one
             decoded.append(wandb_internal_pb2.Record.FromString(parts))
             parts = b""
     return decoded
@@ -32,10 +32,10 @@ class OfflineRun:
     Attributes:
         id: Id of the run.
         name: Display name.
-        group: Group, such as the sweep.
+        group: Name of the group, such as the sweep.
         config: Configuration.
-        history: Logged entries, key -> value.
-        summary: Last values.
+        history: Logged entries, each key -> value.
+        summary: Last value of each key.
         artifacts: Name -> type and files.
         exit_code: Exit code; None if the run recorded none.
     """
@@ -63,10 +63,10 @@ class OfflineRun:
                 self.exit_code = record.exit.exit_code
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """Points of a curve: (trainer/global_step, value)."""
+        """Return the points of a curve: (trainer/global_step, value)."""
         return [(entry["trainer/global_step"], entry[name]) for entry in self.history if name in entry]
 
 
 def values(items: Any) -> dict[str, Any]:
-    """Key -> value; parts of nested keys are joined by slashes."""
+    """Return key -> value; the parts of a nested key are joined by slashes."""
     return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}

@@ -69,13 +69,13 @@ class Job:
 
 
 def docs() -> dict[str, str]:
-    """Eleven docs of 1 to 4 sentences: 9 or 10 have several, so that the last step has one group."""
+    """Return eleven docs of 1 to 4 sentences; 9 or 10 docs have several sentences, so the last step has one group."""
     sentence = lambda i, j: " ".join(WORDS[(3 * i + 5 * j + k * (i + 2)) % 18] for k in range(4 + (i + j) % 5)) + "."  # noqa: E731
     return {f"d{i}": " ".join(sentence(i, j) for j in range(1 + (i + 1) % 4)) for i in range(11)}
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the pretraining of a job; returns losses and weights."""
+    """Run the pretraining of a job; return losses and weights."""
     pl.seed_everything(1, verbose=False)
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
@@ -94,7 +94,7 @@ def train(job: Job) -> dict[str, Any]:
     recorded: list[float] = []
     check = module._is_finite
     module._is_finite = lambda seen: recorded.append(seen[0].item()) or check(seen)
-    if job.fault == "share":  # each micro-batch divides by its own count
+    if job.fault == "share":  # each micro-batch then divides by its own count
         loss = module.micro_batch_loss
         module.micro_batch_loss = lambda batch: loss(batch) * batch.hidden.of_step / len(batch.hidden.words)
     trainer = invariance_run.small_trainer(job.devices, max_epochs=2, precision="64-true")

@@ -1,8 +1,8 @@
 """Run several command lines one after another in one process, so that imports happen once, as in a Hydra multirun.
 
-Input: a JSON file of {name: [script, argument, ...]}; an argument value `@GLOB` is replaced by the first path that
-matches when the command starts.
-Output: a JSON file of {name: {"code", "out", "err", "left"}}; `err` is the part of `out` that went to stderr, and
+Input: a JSON file of {name: [script, argument, ...]}. If the value of an argument is `@GLOB`, it is replaced by the
+first path that matches when the command starts.
+Output: a JSON file of {name: {"code", "out", "err", "left"}}. `err` is the part of `out` that went to stderr, and
 `left` lists the files that the command created.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def resolved(argument: str) -> str:
-    """The argument with its glob replaced."""
+    """Return the argument with its glob replaced."""
     match = re.search(r"(?<==)@(\S+)$", argument)
     if not match:
         return argument
@@ -30,7 +30,7 @@ def resolved(argument: str) -> str:
 
 
 class Both(io.StringIO):
-    """Text stream that keeps its text and passes it to a second stream."""
+    """A text stream that stores its text and passes it to a second stream."""
 
     def __init__(self, to: io.StringIO) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Both(io.StringIO):
 
 
 def files() -> set[str]:
-    """All files in the working directory and its subfolders."""
+    """Return all files in the working directory and its subfolders."""
     return {str(path) for path in Path().rglob("*") if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Small trainings, which test_sharding.py runs in two processes with sharded weights and in one process without."""
+"""Small trainings that test_sharding.py runs in two processes with sharded weights, and in one process without."""
 
 import importlib.util
 import sys
@@ -39,7 +39,7 @@ SCORERS = {
 
 @dataclass
 class Job:
-    """One training in float64 (Lightning leaves weights as they are), with gradients clipped far below their norm."""
+    """One training in float64 (Lightning does not convert weights), with gradients clipped far below their norm."""
 
     cache: str
     model: str = "monobert"
@@ -51,7 +51,7 @@ class Job:
 
 
 class Recorded(invariance_run.Recorded):
-    """Counts gathers and reductions of each step."""
+    """Count gathers and reductions of each step."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -83,9 +83,9 @@ def counted(name: str) -> None:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the training of a job; returns losses, weights, measures and counts of collectives."""
+    """Run the training of a job; return losses, weights, measures and counts of collectives."""
     pl.seed_everything(1, verbose=False)
-    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
+    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: in the third, one of two processes has no group
     scorer: Any = SCORERS[job.model](job.checkpointing)
     for encoder in scorer.modules():
         if isinstance(encoder, Encoder):

@@ -39,7 +39,7 @@ MODELS = {
 
 
 class Recorded(invariance_run.Recording, SparseModule):
-    """With penalties on the term weights."""
+    """Train with penalties on the term weights."""
 
 
 class Halved(Recorded):
@@ -51,13 +51,13 @@ class Halved(Recorded):
 
 
 class OnePass(Recorded):
-    """The reference: one micro-batch, one forward pass with its graph, the penalties by autograd; no cache."""
+    """The reference: one micro-batch, one forward pass with its graph, penalties by autograd, and no cache."""
 
     def accumulate(self, step):
         (batch,) = step.micro_batches
         self._seed_dropout(step, 0)
         queries, docs = self._encode(batch)
-        self.penalties(queries, docs, step)  # sets the factor and the frequencies
+        self.penalties(queries, docs, step)  # this call sets the factor and the frequencies
         scores, contrast = queries.values @ docs.values.T, step.contrast
         labels = torch.zeros_like(scores)
         labels[contrast.owners, torch.arange(step.num_docs)] = contrast.labels.to(scores.dtype)
@@ -78,7 +78,7 @@ class OnePass(Recorded):
 
 
 class RecordedContrast(contrastive_run.Recorded, ContrastiveModule):
-    """For a model without penalties."""
+    """Train a model without penalties."""
 
     def __init__(self, *args, sparsity, **options) -> None:
         super().__init__(*args, **options)
@@ -96,9 +96,9 @@ class Job:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run the training of a job in float64 with dropout; returns losses, weights and validation measures."""
+    """Run the training of a job in float64 with dropout; return losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
+    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: in the third, one of two processes has no group
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())

@@ -172,7 +172,7 @@ def test_a_missing_folder_is_said_and_so_are_queries_of_the_training(done, where
     out = done["one"]["out"]
     content = json.loads((folder_of(where, "one") / "suite.json").read_text())
     assert content["left_out"] == {"gone": str(where / "sets/gone")}
-    assert "suite: gone is left out, no folder" in out and "left out: gone" in out
+    assert "suite: gone is left out, because there is no folder" in out and "left out: gone" in out
     (warning,) = content["warnings"]
     assert "was trained on 24 of the 40 queries of second: read its numbers with care" in warning
     assert content["suite"] == "pair"

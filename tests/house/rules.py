@@ -1,4 +1,4 @@
-"""Rules on the structure of a package's source tree; each returns its violations, one line each."""
+"""Rules on the structure of a package's source tree. Each rule returns its violations, one line each."""
 
 import ast
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 
 # Packages whose modules are plug-ins: a new plug-in is a new file, and plug-ins do not import each other.
 PLUGINS = ("losses", "models", "data/sources", "probing/tasks", "retrieval/indexes", "commands")
-TOP_LEVEL = 8  # modules beside `__init__` and `__main__`
+TOP_LEVEL = 8  # largest number of modules at the top level, without `__init__` and `__main__`
 PARAMETERS, STATEMENTS, COLUMNS = 8, 50, 120
-# Import statements that one package must not contain: package -> packages.
+# package -> packages that it must not import
 NEVER = {"data": ("probing", "multitask")}
 
 
@@ -29,7 +29,7 @@ class Tree:
             self.modules[name] = ast.parse(path.read_text(encoding="utf-8"))
 
     def imports(self, module: str) -> Iterator[tuple[str, str | None]]:
-        """(module, name or None) of each import, also of imports in functions and under TYPE_CHECKING."""
+        """Yield (module, name or None) of each import, including imports in functions and under TYPE_CHECKING."""
         is_package = (self.package.parent / module.replace(".", "/") / "__init__.py").is_file()
         for node in ast.walk(self.modules[module]):
             if isinstance(node, ast.Import):
@@ -42,12 +42,12 @@ class Tree:
                     yield (inner, None) if inner in self.modules else (source, alias.name)
 
     def node_of(self, module: str) -> str:
-        """The node of a module in the graph of the cycle rule: a package below the top one, or a top-level module."""
+        """Return the node of a module in the graph of imports: a package below the top one, or a top-level module."""
         return module.split(".")[1] if "." in module else "__init__"
 
 
 def import_cycles(tree: Tree) -> list[str]:
-    """Packages and top-level modules that import each other, directly or through others."""
+    """Return the packages and top-level modules that import each other, directly or through others."""
     graph: dict[str, set[str]] = {tree.node_of(module): set() for module in tree.modules}
     for module in tree.modules:
         for target, _ in tree.imports(module):
@@ -71,7 +71,7 @@ def import_cycles(tree: Tree) -> list[str]:
 
 
 def sibling_imports(tree: Tree) -> list[str]:
-    """Plug-ins that import a plug-in of the same package; modules with a leading underscore are shared helpers."""
+    """Return plug-ins that import a plug-in of their package; a module with a leading underscore may be imported."""
     packages = [f"{tree.name}.{name.replace('/', '.')}" for name in PLUGINS]
     return [
         f"{module} imports its sibling {target}"
@@ -85,7 +85,7 @@ def sibling_imports(tree: Tree) -> list[str]:
 
 
 def private_imports(tree: Tree) -> list[str]:
-    """Names with a leading underscore that another module imports."""
+    """Return names with a leading underscore that another module imports."""
     return [
         f"{module} imports the private name {source}.{name}"
         for module in tree.modules
@@ -95,7 +95,7 @@ def private_imports(tree: Tree) -> list[str]:
 
 
 def forbidden_imports(tree: Tree) -> list[str]:
-    """Imports that `NEVER` forbids."""
+    """Return imports that `NEVER` forbids."""
     return [
         f"{module} imports {target}"
         for module in tree.modules
@@ -105,13 +105,13 @@ def forbidden_imports(tree: Tree) -> list[str]:
 
 
 def top_level(tree: Tree) -> list[str]:
-    """One violation if the package has more than eight modules at its top level."""
+    """Return one violation if the package has more than eight modules at its top level."""
     names = sorted(path.stem for path in tree.package.glob("*.py") if path.stem not in ("__init__", "__main__"))
     return [] if len(names) <= TOP_LEVEL else [f"{len(names)} modules at the top level: {', '.join(names)}"]
 
 
 def functions(tree: Tree) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, ast.ClassDef | None]]:
-    """(dotted name, function, class that it is a method of or None) of every function, inner ones included."""
+    """Yield (dotted name, function, its class if it is a method, else None) of every function, inner ones included."""
 
     def walk(node: ast.AST, name: str, owner: ast.ClassDef | None) -> Iterator:
         for child in ast.iter_child_nodes(node):
@@ -128,13 +128,13 @@ def functions(tree: Tree) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunc
 
 
 def long_signatures(tree: Tree, from_yaml: set[str]) -> list[str]:
-    """Functions of more than eight parameters, not counting self.
+    """Return functions with more than eight parameters, not counting self.
 
     Exempt are
-    - the `_target_`s of conf/: their parameters are the keys of a yaml, one line each;
-    - Triton kernels and the functions that launch them (folders `kernels`): their parameters are pointers and strides;
-    - methods of `torch.autograd.Function` and operators of `torch.library.custom_op`: each tensor that needs a gradient
-      must be a separate parameter.
+    - the `_target_`s of conf/, whose parameters are the keys of a yaml file, one line each;
+    - Triton kernels and the functions that launch them (folders `kernels`), whose parameters are pointers and strides;
+    - methods of `torch.autograd.Function` and operators of `torch.library.custom_op`, since each tensor that needs a
+      gradient must be a separate parameter.
     """
     found = []
     for name, function, owner in functions(tree):
@@ -150,7 +150,7 @@ def long_signatures(tree: Tree, from_yaml: set[str]) -> list[str]:
 
 
 def long_functions(tree: Tree) -> list[str]:
-    """Functions of more than fifty statements; the docstring counts as one.
+    """Return functions with more than fifty statements; the docstring counts as one.
 
     Triton kernels are exempt: splitting a kernel into functions would not make its memory layout easier to read.
     """
@@ -163,7 +163,7 @@ def long_functions(tree: Tree) -> list[str]:
 
 
 def wide_lines(paths: list[Path]) -> list[str]:
-    """Lines of more than 120 columns, not counting a comment for the linter or the type checker at the end."""
+    """Return lines of more than 120 columns, not counting a comment for the linter or the type checker at the end."""
     return [
         f"{path}:{number}: {len(line)} columns"
         for path in paths

@@ -1,4 +1,4 @@
-"""docs/cases.md is right: each case has a test with its number, or a decision, and each such test is listed there."""
+"""docs/cases.md is right: each case names a test or a decision, and each test with a case's number is listed there."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ROWS = dict(
 
 @cache
 def functions(path: Path) -> set[str]:
-    """The names of a file's test functions."""
+    """Return the names of a file's test functions."""
     return {
         node.name
         for node in ast.walk(ast.parse(path.read_text()))
@@ -22,7 +22,7 @@ def functions(path: Path) -> set[str]:
 
 
 def cases_of(name: str) -> set[str]:
-    """The cases in a test's name, such as pc01 or pc2_01."""
+    """Return the cases in a test's name, such as pc01 or pc2_01."""
     return {f"PC2-{number}" if second else f"PC-{number}" for second, number in re.findall(r"pc(2_)?(\d\d)", name)}
 
 

@@ -1,4 +1,4 @@
-"""Links between the pages of the documentation lead to files and headings that exist, on GitHub as on the site."""
+"""Links between pages of the documentation lead to files and headings that exist, on GitHub and on the site."""
 
 import re
 from collections import Counter
@@ -12,12 +12,12 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
 def without_code(text: str) -> str:
-    """Return a page without its blocks and spans of code."""
+    """Return a page without code blocks and inline code."""
     return re.sub(r"`[^`\n]*`", "`code`", FENCE.sub("", text))
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of the headings by GitHub's rule: lower case, no punctuation, hyphens for spaces, numbered repeats."""
+    """Return headings' anchors by GitHub's rule: lower case, no punctuation, hyphens for spaces, numbered repeats."""
     found, seen = set(), Counter()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", FENCE.sub("", text), re.M):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")

@@ -1,4 +1,4 @@
-"""Every option of execution survives when a scorer is built, saved, loaded, trained on, resumed, probed or copied."""
+"""Every option of execution is kept when a scorer is built, saved, loaded, trained on, resumed, probed or copied."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +21,7 @@ from ranker.models.monobert import MonoBERT
 from ranker.probing.subject import Subject
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-# a value for every option that differs from its default
+# for every option, a value that differs from its default
 OTHER = {
     "ragged": False, "compile": False, "attention": "library", "fused": False, "graphs": False, "checkpointing": True,
     "share_prefix": True, "quantize_aware": True,

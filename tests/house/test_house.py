@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can check."""
+"""Rules of the house that a program can check."""
 
 import ast
 from pathlib import Path
@@ -20,12 +20,12 @@ YAMLS = sorted(
     for path in (ROOT / "conf").glob("*/[!_]*.yaml")
     if path.parent.name not in ("hydra", "experiment", "local", "sweep")
 )
-# targets that are functions of one file, or outside classes: the file is not the yaml's stem
+# groups whose targets are functions of one file or outside classes, so the file is not named after the yaml
 GATHERED = ("encoder", "lora", "schedule", "logger", "optim", "callbacks", "sweep")
 
 
 def targets(path: Path) -> list[tuple[str, dict]]:
-    """Every `_target_` node of a yaml with its keys."""
+    """Return every node of a yaml that has a `_target_`, with its keys."""
     found = []
 
     def walk(node):
@@ -69,7 +69,7 @@ def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
         "train",
     )
     overrides = [f"{group}={path.stem}"]
-    if path.stem == "dpo":  # its reference is the model without adapters
+    if path.stem == "dpo":  # the reference of dpo is the model without adapters
         overrides.append("lora=default")
     if group == "distill" and path.stem == "layers":
         overrides.append(f"distill.teacher={small_files}")
@@ -110,7 +110,7 @@ def test_measures_come_from_one_place():
 def test_names():
     for path in SOURCES:
         assert path.stem not in ("utils", "helpers", "common", "base", "misc"), path
-        # the package's own names its Python interface, and imports it at first use
+        # ranker/__init__.py defines the Python interface and imports it at first use
         if path.name == "__init__.py" and path.parent.name != "ranker":
             assert len(ast.parse(path.read_text()).body) == 1, f"{path} holds more than a docstring"
 

@@ -19,7 +19,7 @@ LINES = sorted(
 
 
 def targets() -> set[str]:
-    """Every `_target_` in conf/."""
+    """Return every `_target_` in conf/."""
     found = set()
 
     def walk(node):
@@ -53,12 +53,12 @@ def test_no_violation(rule):
     assert [text.replace(f"{ROOT}/", "") for text in CHECKS[rule]()] == []
 
 
-# each rule sees a seeded violation
+# each rule detects a seeded violation
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def tree(folder: Path, **files: str):
-    """A package `house` of the given files; a double underscore in a keyword is a slash."""
+    """Return a package `house` with the given files; a double underscore in a keyword is a slash."""
     for name, text in files.items():
         path = folder / "house" / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

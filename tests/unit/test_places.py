@@ -90,7 +90,7 @@ with user_errors():
             ["data=files", "data.path=nowhere"],
             "data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '{here}/nowhere'",
         ),
-        (["data=ir_datasets", "data.train=nowhere"], "ir_datasets: expected an id that it knows, got 'nowhere'"),
+        (["data=ir_datasets", "data.train=nowhere"], "ir_datasets: expected an id that ir_datasets knows, got"),
         (
             ["data=files", "data.path=1e3"],
             "data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '{here}/1e3'",

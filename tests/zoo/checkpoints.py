@@ -1,4 +1,4 @@
-"""Make a tiny random checkpoint of a family, laid out as the hub's are: `make("t5", folder)`. Seeded, offline, fast."""
+"""Make a tiny random checkpoint of a family in the hub's format: `make("t5", folder)`. Seeded, offline, fast."""
 
 import inspect
 import json
@@ -14,11 +14,11 @@ from tests.zoo.vocabularies import VOCABULARIES, tokenizer_json
 
 
 def make(family: str, folder: Path) -> Path:
-    """Write config.json, the weights and the tokenizer's files of a family; returns the folder.
+    """Write config.json, the weights and the tokenizer's files of a family; return the folder.
 
     Args:
         family: Key of `FAMILIES`.
-        folder: Where to write.
+        folder: The folder to write to.
     """
     recipe = FAMILIES[family]
     ids = _write_tokenizer(recipe, folder)
@@ -39,7 +39,7 @@ def _write_tokenizer(recipe: Recipe, folder: Path) -> dict[str, int | None]:
     path = folder / "tokenizer_config.json"
     name = recipe.tokenizer + ("Fast" if recipe.tokenizer.startswith("PreTrained") else "")
     stored = {"tokenizer_class": name, "model_input_names": list(recipe.inputs)}
-    if not recipe.vocabulary:  # a tokenizer of characters, which has no vocabulary
+    if not recipe.vocabulary:  # a tokenizer of characters has no vocabulary
         path.write_text(json.dumps(stored), encoding="utf-8")
         return {}
     roles = VOCABULARIES[recipe.vocabulary].roles
@@ -47,17 +47,17 @@ def _write_tokenizer(recipe: Recipe, folder: Path) -> dict[str, int | None]:
     names = {f"{role}_token": token for role, token in roles.items()}
     PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=160, **names).save_pretrained(folder)
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | stored), encoding="utf-8")
-    tokenizer = getattr(transformers, name).from_pretrained(folder)  # a class may add tokens of its own
+    tokenizer = getattr(transformers, name).from_pretrained(folder)  # some classes add tokens of their own
     ids = {f"{role}_token_id": backend.token_to_id(token) for role, token in roles.items()}
-    size = -(-len(tokenizer) // 8) * 8  # tables of the hub have rows to spare
+    size = -(-len(tokenizer) // 8) * 8  # tables of hub checkpoints have more rows than tokens
     return {"vocab_size": size, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None} | ids
 
 
 def _spread(model: torch.nn.Module) -> None:
-    """Make states depend on all weights and on the text, as trained ones do.
+    """Make states depend on all weights and on the text, as in a trained model.
 
-    Fresh matrices of 64 columns change a state by little, and fresh biases and norms are constants, so that a
-    forgotten one would not show.
+    Newly initialized matrices of 64 columns change a state only a little, and new biases and norms are constants, so a
+    test would not notice if one of them were ignored.
     """
     with torch.no_grad():
         for weight in model.parameters():

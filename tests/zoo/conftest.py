@@ -1,4 +1,4 @@
-"""Checkpoints of the zoo, built at first use and shared by the tests of a process; a table of the measured values."""
+"""Checkpoints of the zoo, made at first use and shared by the tests of a process; a table of the measured values."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.zoo.outcomes import OUTCOMES
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
-    """A family's folder by its name."""
+    """Return a function that returns a family's folder by its name."""
     root, made = tmp_path_factory.mktemp("zoo"), {}
 
     def folder(family: str) -> Path:
@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Print a row per family after `pytest tests/zoo`: yes or NO, and the last difference that the test measured."""
+    """Print a row per family after `pytest tests/zoo`: yes or NO, and the last difference that each test measured."""
     if not any("zoo" in str(argument) for argument in config.invocation_params.args):
         return
     cells = {}

@@ -1,9 +1,9 @@
-"""The encoder families of the zoo: how the hub's checkpoints of each are built, in two layers of 64 dimensions."""
+"""The encoder families of the zoo: how the hub's checkpoints of each are built, with two layers of 64 dimensions."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-# every name that a configuration has for a size; a family gets those that its class knows
+# all names that configurations have for sizes; a family gets the names that its class knows
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "dim", "n_embd"), 64),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"), 2),
@@ -25,11 +25,11 @@ class Recipe:
 
     Args:
         config: Name of the configuration's class.
-        weights: Name of the class that the hub's checkpoints were saved with.
+        weights: Name of the class with which the hub's checkpoints were saved.
         vocabulary: Key of `VOCABULARIES`.
         tokenizer: Name of the tokenizer's class in the hub's tokenizer_config.json.
-        options: Keys of the configuration beside `SIZES` and the ids of special tokens.
-        inputs: What the tokenizer returns.
+        options: Configuration keys in addition to `SIZES` and the ids of special tokens.
+        inputs: Names of the values that the tokenizer returns.
     """
 
     config: str
@@ -41,7 +41,7 @@ class Recipe:
 
 
 def _of(stem: str, head: str, vocabulary: str, tokenizer: str, inputs: tuple[str, ...] = IDS, **options: Any) -> Recipe:
-    """A recipe whose classes are named after `stem`."""
+    """Return a recipe whose classes are named after `stem`."""
     return Recipe(f"{stem}Config", f"{stem}{head}", vocabulary, f"{tokenizer}Tokenizer", options, inputs)
 
 
@@ -52,7 +52,7 @@ ROBERTA = {**SHIFTED, "type_vocab_size": 1}
 RELATIVE = {"type_vocab_size": 0, "relative_attention": True, "position_biased_input": False}
 DEBERTA_V2 = {**RELATIVE, "pos_att_type": ["p2c", "c2p"], "position_buckets": 32, "share_att_key": True}
 DEBERTA_V2 |= {"norm_rel_ebd": "layer_norm"}
-# shorter than the longest rows, longer than ColBERT's queries
+# shorter than the longest rows, but longer than ColBERT's queries
 WINDOW = {"sliding_window": 48, "layer_types": ["sliding_attention", "full_attention"]}
 LOCAL = {"bos_token_id": 1, "eos_token_id": 2, "local_attention": 64, "num_hidden_layers": 3}
 LOCAL |= {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
@@ -84,7 +84,7 @@ FAMILIES: dict[str, Recipe] = {
     "data2vec-text": _of("Data2VecText", MLM, "roberta", "Roberta", **ROBERTA),
     "roberta-prelayernorm": _of("RobertaPreLayerNorm", MLM, "roberta", "Roberta", **ROBERTA),
     "ibert": _of("IBert", MLM, "roberta", "Roberta", **ROBERTA),
-    # encoders with attention of their own
+    # encoders with other kinds of attention
     "xlnet": _of("XLNet", "LMHeadModel", "xlnet", "XLNet", TYPES),
     "funnel": _of("Funnel", "ForPreTraining", "funnel", "Funnel", TYPES, block_sizes=[1, 1, 1], num_decoder_layers=1),
     "reformer": _of("Reformer", "ModelWithLMHead", "reformer", "Reformer", attn_layers=["local", "lsh"],
@@ -98,14 +98,14 @@ FAMILIES: dict[str, Recipe] = {
     "fnet": _of("FNet", MLM, "albert", "FNet", ("input_ids", "token_type_ids")),
     "mra": _of("Mra", MLM, "roberta", "Roberta", **SHIFTED, block_per_row=2),
     "canine": Recipe("CanineConfig", "CanineModel", "", "CanineTokenizer"),
-    # encoders of today
+    # recent encoders
     "modernbert": _of("ModernBert", MLM, "modernbert", GENERIC, **LOCAL),
     "eurobert": _of("EuroBert", MLM, "llama3", GENERIC),
     "nomic_bert": _of("NomicBert", MLM, "bert", "Bert", TYPES),
     "gte": _of("Gte", "Model", "xlm-roberta", "XLMRoberta"),
     "jina_embeddings_v3": _of("JinaEmbeddingsV3", MLM, "xlm-roberta", "XLMRoberta", type_vocab_size=1),
     "embeddinggemma": _of("Gemma3Text", "Model", "gemma", "Gemma", **WINDOW, use_bidirectional_attention=True),
-    # encoders inside of encoder-decoders
+    # encoders of encoder-decoders
     "t5": _of("T5", SEQ, "t5", "T5", decoder_start_token_id=0),
     "t5-encoder": _of("T5", "EncoderModel", "t5", "T5"),
     "longt5": _of("LongT5", SEQ, "t5", "T5", local_radius=15, global_block_size=8,

@@ -1,4 +1,4 @@
-"""What each family of the zoo must do here: the path that its encoder takes, or the message that refuses it."""
+"""What must happen to each family of the zoo: the path that its encoder uses, or the message that refuses it."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,20 @@ from tests.zoo.families import FAMILIES
 
 @dataclass(frozen=True)
 class Outcome:
-    """The expectation of a family.
+    """The expected outcome of a family.
 
     Args:
         path: `Encoder.path`: `bert` and `modernbert` (layers of this package, without padding), `packed`
             (transformers' layers on one packed row), `padded`, or `by_length` (rows of one length together).
-        refused: How the error message begins, not counting the folder's name, if training is refused before any work;
+        refused: Beginning of the error message (without the folder's name) if training is refused before any work;
             empty: the family trains.
-        own_export: Whether the scores are exported as the family's own sequence classification model; else as
+        own_export: Whether scores are exported as the family's own sequence classification model; else as
             sentence-transformers' modules.
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
-            dropout as a function, not as a module; `refused`: the family has no dropout on states.
+            dropout as a function and not as a module; `refused`: the family has no dropout on states.
         multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
-        single: Allowed difference in float32 of a row in a batch from the row alone, relative to the largest state.
+        single: Allowed difference in float32 between a row in a batch and the same row alone, divided by the largest
+            state.
         double: The same in float64; 0: the family's code does not run in float64.
     """
 
@@ -49,16 +50,16 @@ REFUSED = {
     "mra": "mra models are not supported: ",
     "canine": "expected a fast tokenizer",
 }
-# transformers has no classifier of these, or one with a decoder that the text encoder lacks
+# families whose classifier transformers lacks, or whose classifier has a decoder that the text encoder lacks
 NO_CLASSIFIER = "t5 t5-encoder longt5 umt5 mt5 t5gemma granite lfm2 mamba mamba2"
 DROPOUT = {
     "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
         mamba2 qwen3_moe mixtral""",
-    "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, as many as the longest row needs
+    "random": "bart mbart opt bloom xlnet",  # XLNet: for as many relative positions as the longest row needs
 }
 
 TOLERANCES = {
-    "mamba": {"single": 1e-4},  # its recurrence multiplies rounding errors
+    "mamba": {"single": 1e-4},  # the family's recurrence multiplies rounding errors
     "gemma2": {"double": 1e-6},  # transformers computes the softmax in float32
     "t5gemma": {"double": 1e-6},
     "qwen3_moe": {"double": 0},  # its experts are a kernel without float64
@@ -67,7 +68,7 @@ TOLERANCES = {
 
 
 def _key_of(family: str, lists: dict[str, str], default: str) -> str:
-    """The key of the list that names a family."""
+    """Return the key of the list that names a family."""
     return next((key for key, families in lists.items() if family in families.split()), default)
 
 
@@ -77,11 +78,11 @@ OUTCOMES = {
         refused=REFUSED.get(family, ""),
         own_export=family not in NO_CLASSIFIER.split(),
         dropout=_key_of(family, DROPOUT, "hashed"),
-        # the other program needs an attention mask; I-BERT's table can't be extended by markers
+        # MultiVectorEncoder needs an attention mask, and can't extend I-BERT's table by markers
         multi_vector=family not in ("fnet", "ibert"),
         **TOLERANCES.get(family, {}),
     )
     for family in FAMILIES
 }
-ONE_BY_ONE = PATHS["by_length"].split()  # whose states depend on padding, in every program that pads
+ONE_BY_ONE = PATHS["by_length"].split()  # families whose states depend on padding, in every program that pads
 TRAINED = [family for family in FAMILIES if family not in REFUSED]

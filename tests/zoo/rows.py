@@ -1,4 +1,4 @@
-"""Rows of tokens for the zoo's tests: as the tokenizer itself lays them out, alone or together in one batch."""
+"""Rows of tokens for the zoo's tests, laid out by the tokenizer itself, alone or together in one batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ SAME_QUERY = [(QUERIES[0], doc) for doc in [*DOCS, LONG_DOC]]
 
 
 def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]] = PAIRS, longest: int = 160) -> list[dict[str, Tensor]]:
-    """The tokenizer's own inputs of each pair, [1, tokens] each; the doc is cut."""
+    """Return the tokenizer's inputs for each pair, [1, tokens] each; the doc is cut."""
     options = {"truncation": "only_second", "max_length": longest, "return_tensors": "pt"}
     return [dict(tokenizer(query, doc, **options)) for query, doc in pairs]
 
 
 def token_batch(rows: Sequence[dict[str, Tensor]], row_ids: Sequence[int] | None = None) -> TokenBatch:
-    """Encoded rows as one ragged batch."""
+    """Return encoded rows as one ragged batch."""
     ids = [row["input_ids"][0] for row in rows]
     segments = [
         row["token_type_ids"][0] if "token_type_ids" in row else torch.zeros_like(row["input_ids"][0]) for row in rows
@@ -36,11 +36,11 @@ def token_batch(rows: Sequence[dict[str, Tensor]], row_ids: Sequence[int] | None
 
 
 def largest_difference(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference as a share of the largest of `theirs`, or as it is where that is below 1."""
+    """Return the largest difference, divided by the largest value of `theirs` if that is above 1."""
     return float((ours - theirs).abs().max() / max(1.0, float(theirs.abs().max())))
 
 
 def rank_batch(rows: Sequence[dict[str, Tensor]]) -> RankBatch:
-    """Encoded pairs as the docs of one query group."""
+    """Return encoded pairs as the docs of one query group."""
     mask = torch.ones(1, len(rows), dtype=torch.bool)
     return RankBatch(torch.zeros(1, len(rows)), mask, torch.zeros(1, dtype=torch.int64), 1.0, pairs=token_batch(rows))

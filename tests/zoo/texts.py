@@ -1,4 +1,4 @@
-"""Texts of the zoo's tests: drawn from a seed, with words that repeat, punctuation, capitals and other scripts."""
+"""Texts of the zoo's tests, drawn from a seed, with words that repeat, punctuation, capitals and other scripts."""
 
 import random
 
@@ -13,7 +13,7 @@ ODD = ["The 7 seas, (again)!", "é à ü", "水", "it's a well-known passage: qu
 
 
 def words(seed: int, count: int) -> str:
-    """A text of `count` words; common words are drawn often."""
+    """Return a text of `count` words; common words are drawn often."""
     rng = random.Random(seed)
     drawn = [WORDS[int(len(WORDS) * rng.random() ** 2)] + rng.choice(("", "", "", "s", ",", ".")) for _ in range(count)]
     return " ".join(drawn).capitalize()
@@ -21,6 +21,6 @@ def words(seed: int, count: int) -> str:
 
 CORPUS = [*(words(seed, 40) for seed in range(120)), *ODD, *ODD]
 QUERIES = ["which river of stom", "Glane: the apple", words(700, 9), "drund, kel"]
-# mixed lengths, from one word on
+# docs of mixed lengths, from one word on
 DOCS = ["river", *ODD[:4], *(words(800 + i, count) for i, count in enumerate((3, 5, 8, 12, 17, 20, 25, 30, 31, 33)))]
 LONG_DOC = words(900, 300)  # more tokens than the checkpoints have positions

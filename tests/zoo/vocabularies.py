@@ -1,4 +1,4 @@
-"""Tokenizers of the zoo: the algorithms, special tokens and layouts of hub checkpoints, made from the zoo's texts."""
+"""Tokenizers of the zoo: algorithms, special tokens and layouts of hub checkpoints, trained on the zoo's texts."""
 
 import math
 import re
@@ -21,9 +21,9 @@ class Vocabulary:
         algorithm: `wordpiece`, `unigram` (SentencePiece), `byte_level` (BPE over bytes) or `metaspace` (BPE of
             SentencePiece).
         specials: Special tokens in the order of their ids.
-        single: Layout of one text, as `TemplateProcessing` takes it.
+        single: Layout of one text, an argument of `TemplateProcessing`.
         pair: Layout of two texts.
-        roles: What the special tokens are for, such as `pad` or `cls`.
+        roles: Role, such as `pad` or `cls` -> special token.
     """
 
     algorithm: str
@@ -92,9 +92,9 @@ VOCABULARIES = {
 
 
 def _pieces(words: list[str], count: int) -> list[tuple[str, bool, int]]:
-    """The corpus' characters and its most frequent parts of words: (part, whether it begins a word, how often).
+    """Return the corpus' characters and its most frequent parts of words: (part, whether it begins a word, count).
 
-    The trainers of WordPiece and Unigram give other vocabularies in each process; this one is always the same.
+    The trainers of WordPiece and Unigram give another vocabulary in each process; this one is always the same.
     """
     counts: Counter[tuple[str, bool]] = Counter()
     for word in words:
@@ -139,7 +139,7 @@ def _bpe(kind: Vocabulary) -> Tokenizer:
 
 @cache
 def tokenizer_json(name: str) -> str:
-    """The JSON of a tokenizer, by its key in `VOCABULARIES`; each is made once in a process."""
+    """Return the JSON of a tokenizer by its key in `VOCABULARIES`. Each is made only once in a process."""
     kind = VOCABULARIES[name]
     backend = {"wordpiece": _wordpiece, "unigram": _unigram}.get(kind.algorithm, _bpe)(kind)
     backend.add_special_tokens([token for token in kind.specials if "unused" not in token.lower()])

@@ -1,1 +1,1 @@
-"""Data sources, one per file: what a yaml of conf/data builds, see `Source` in ranker/data/collection.py."""
+"""Data sources, one per file, which the yaml files of conf/data build; see `Source` in ranker/data/collection.py."""

@@ -21,12 +21,12 @@ _VERSION = "3.0.0"
 _EXAMPLE = re.compile(r"::REFERENCE:.*?:DESCRIPTION:(.*?)(?=:LINK:|::REFERENCE:|::$)", re.DOTALL)
 _NUMBER_IN_BRACKETS = re.compile(r"\s*\(\s*CWE-\d+[^)]*\)")
 _NUMBER = re.compile(r"CWE-\d+")
-_MIN_WORDS = 4  # shorter examples, as "deadlock in library", are no meaningful queries
+_MIN_WORDS = 4  # shorter examples, such as "deadlock in library", are not meaningful as queries
 _NUM_VAL, _NUM_TEST = 200, 300
 
 
 class CWE:
-    """Derive the collection from the installed package cwe2 3.0.0: 938 docs, 1,967 queries, 2,720 judgements.
+    """The collection from the installed package cwe2 3.0.0: 938 docs, 1,967 queries, 2,720 judgements.
 
     A doc is a weakness: its name is the title, its description and extended description are the text. A query is the
     description of an observed example (a real vulnerability), without weakness numbers, which would reveal the answer.
@@ -44,7 +44,7 @@ class CWE:
         """Derive docs, queries and qrels.
 
         Raises:
-            DataError: The package is not installed or is another version.
+            DataError: The package is missing or has another version.
         """
         folder = _package_folder()
         weaknesses = _read_weaknesses(folder / "navigate_cwe" / "1000.csv")
@@ -70,7 +70,7 @@ class CWE:
 
 
 def _package_folder() -> Path:
-    # Not imported: the package would parse its whole database
+    # The package is not imported, because an import would parse its whole database
     try:
         package = importlib.metadata.distribution("cwe2")
     except importlib.metadata.PackageNotFoundError as error:
@@ -103,7 +103,7 @@ def _examples(weakness: dict[str, str]) -> Iterator[str]:
 
 
 def _queries(weaknesses: list[dict[str, str]]) -> tuple[dict[str, str], Qrels]:
-    """Return the queries and qrels; queries are numbered by the first weakness that lists them, then by text."""
+    """Return queries and qrels; a query's number follows the first weakness that lists the query, then its text."""
     texts: dict[str, str] = {}
     listed: dict[str, dict[str, int]] = {}
     first: dict[str, int] = {}

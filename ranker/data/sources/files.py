@@ -1,6 +1,7 @@
 """A folder of text files in a fixed layout.
 
-It has docs.jsonl, queries.tsv, qrels.txt or qrels.{train,dev,test}.txt, and optionally *.run, each plain or gzipped.
+The folder has docs.jsonl, queries.tsv, qrels.txt or qrels.{train,dev,test}.txt, and optionally *.run. Each file may be
+gzipped.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ log = logging.getLogger(__name__)
 
 
 class Files:
-    """Load a folder in this layout; its name is the name of the test set.
+    """Load a folder in this layout; the folder's name is the name of the test set.
 
-    With `qrels.{train,dev,test}.txt`, these files define the splits; without `qrels.dev.txt`, validation queries are
-    taken from train by hash. With `qrels.txt` only, the judged queries are distributed by hash. Queries without
-    judgements are left out.
+    The files `qrels.{train,dev,test}.txt` define the splits; without `qrels.dev.txt`, a hash chooses validation queries
+    from train. If there is only `qrels.txt`, a hash distributes the judged queries. Queries without judgements are left
+    out.
 
     Args:
         path: The folder.
-        candidates: A run to re-rank, by its name in the folder or an absolute path; None: the folder's only run, or
-            BM25 if there is none; `bm25`: BM25 in any case.
+        candidates: A run to re-rank: its name in the folder, or an absolute path. None: the folder's only run, or BM25
+            if there is no run. `bm25`: BM25 in any case.
         relevance: Smallest grade that counts as relevant.
-        val_fraction: If no file defines the validation set: the share of the queries to validate on; of the training
-            queries, if there are split files.
-        test_fraction: If no file defines the test set: the share of the queries to test on.
+        val_fraction: Share of the validation queries, if no file defines the validation set: of the training queries
+            with split files, else of all queries.
+        test_fraction: Share of the test queries, if no file defines the test set.
         split_seed: Seed of the hash.
 
     Raises:
-        ConfigError: A fraction is outside its range.
+        ConfigError: A share is outside its range.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Files:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _file(self, name: str, needed: bool = False) -> Path:
-        """Return the path of a file, plain or gzipped; it may not exist if the file is not `needed`."""
+        """Return the path of a file, plain or gzipped; only a `needed` file must exist."""
         plain, packed = self.folder / name, self.folder / f"{name}.gz"
         for path in (plain, packed):
             if path.is_symlink() and not path.exists():

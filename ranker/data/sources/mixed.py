@@ -1,4 +1,4 @@
-"""Several sets in one training: the options of the mix. Each set is a node of `conf/data/` with options of its own."""
+"""Options of a mix of several sets in one training. Each set is a node of `conf/data/` with its own options."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Mixed:
     """The sets of a training and how they are mixed; `conf/data/mixed.yaml` explains the arguments.
 
     Args:
-        sets: Set name -> the set's source and options; not built here.
-        temperature: Shares are in proportion to `weight * size ** (1 / temperature)`; None: to the weights.
-        batches: `mixed`: a step has groups of all sets; `one_set`: of one set.
-        groups_per_epoch: Groups of an epoch; None: as many as the sets have together, each up to its `cap`.
+        sets: Set name -> node with the set's source and options.
+        temperature: Shares are in proportion to `weight * size ** (1 / temperature)`; None: shares are in proportion to
+            the weights.
+        batches: `mixed`: a step has groups of all sets; `one_set`: a step has groups of one set.
+        groups_per_epoch: Number of groups of an epoch; None: the sum of the sets' groups, each set up to its `cap`.
 
     Raises:
         ConfigError: There is no set, a name has other characters than letters, digits, - and _, or an option has an

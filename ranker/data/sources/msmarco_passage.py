@@ -11,14 +11,14 @@ _NAME = "msmarco-passage"
 class MsMarcoPassage:
     """Train on MS MARCO, validate on dev/small, test on the judged queries of TREC DL 2019 and 2020.
 
-    In the two tests docs count as relevant from grade 2 on.
+    In the two test sets, docs are relevant from grade 2 on.
 
     Args:
-        train: Training subset, as `train` or `train/triples-v2`; None: no training set.
-        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or the
+        train: Training subset, such as `train` or `train/triples-v2`; None: no training set.
+        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 unranked docs per query) or the
             path of a run file.
-        candidates: `bm25` or `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only); or a mapping
-            of ids to one of these or to a run file.
+        candidates: `bm25` or `scoreddocs` (the official 1,000 unranked docs per query, only for depth 1000); or a
+            mapping from ids to one of these two or to a run file.
         val_queries: Number of the 6,980 queries of dev/small to validate on, chosen by hash; None: all.
         max_triples: Number of the 397 million triples to read, from the first; None: all.
         test: Subset or subsets to test on.

@@ -1,4 +1,4 @@
-"""Rows to train on: scored or labelled pairs, lists and triples of texts in parquet, Arrow, JSON lines, CSV or TSV."""
+"""Data from rows of files: scored or labelled pairs, lists and triples in parquet, Arrow, JSON lines, CSV or TSV."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from ranker.hashing import mix
 
 log = logging.getLogger(__name__)
 
-MOST_VAL_QUERIES = 1000  # largest number of queries that are moved from train by default
+MOST_VAL_QUERIES = 1000  # by default, at most so many queries are moved from train
 Names = str | list[str]
 
 
 class Rows:
-    """Train, validate and test on rows; the files are read once, into memory-mapped tables below `cache_dir`.
+    """Train, validate and test on rows of files, which are read once, into memory-mapped tables below `cache_dir`.
 
-    Five shapes of rows are recognised by their columns (`ranker.data.row_shapes`). Equal texts are one doc, or one
-    query, whose id is a hash of the text. A doc that is relevant for a query in one row is relevant for it in all rows.
+    Five shapes of rows are recognised by their columns (`ranker.data.row_shapes`). Equal texts are one doc or one
+    query; its id is a hash of the text. A doc that is relevant to a query in one row is relevant to this query in all
+    rows.
 
     Args:
         train: Files, globs, folders that `datasets` saved, or names of the hub; None: no training set.
-        val: The same for validation; None: `val_queries` of the training queries are moved to validation.
-        test: The same for the test; the set's name is `rows`. Or a mapping of names to files.
+        val: The same for validation; None: `val_queries` training queries are moved to validation.
+        test: The same for one test set with the name `rows`; or a mapping from names to files.
         docs: Files of docs with ids and texts, for rows of ids; None: rows have texts.
-        queries: Files of queries with ids and texts, in the same case.
-        columns: Role of a column -> its name (for `negative` also a list of names); other columns are ignored. None:
-            columns are recognised by their names.
+        queries: Files of queries with ids and texts, for rows of ids; None: rows have texts.
+        columns: Role of a column -> its name, or a list of names for `negative`; other columns are ignored. None: the
+            names of the columns show their roles.
         relevance: Smallest grade that counts as relevant.
         score_relevance: Smallest score that counts as relevant in rows with scores only; None: the best doc of each
-            query.
-        alike: Whether training groups draw docs without regard to their grade. None: yes if rows have scores only.
-        val_queries: Number of training queries to validate on, chosen by hash, if `val` is None. None: a tenth, at most
-            1,000.
+            query is relevant.
+        alike: Whether training groups draw docs without regard to their grade. None: true if rows have scores only.
+        val_queries: If `val` is None: number of training queries to move to validation, chosen by hash. None: a tenth,
+            at most 1,000.
         split_seed: Seed of the hash.
-        cache_dir: Folder of the tables; the program passes its own.
+        cache_dir: Folder of the tables; the program passes its `cache_dir`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Rows:
         self._sources()
 
     def load(self) -> Splits:
-        """Open the tables; build them first if files or options are new.
+        """Open the tables, which are built first if files or options are new.
 
         Raises:
             DataError: A file is missing or faulty, a row is faulty (with file, row and column), or two splits share a

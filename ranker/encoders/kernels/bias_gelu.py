@@ -29,7 +29,7 @@ def phi(x):
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Compute a block of ROWS tokens and COLUMNS columns."""
+    """Compute the results of a block of ROWS tokens and COLUMNS columns."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_dim = columns < DIM
@@ -54,7 +54,7 @@ def _backward(
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Compute BLOCKS times ROWS tokens and COLUMNS columns, and their part of the gradient of the bias."""
+    """Compute the gradients of BLOCKS times ROWS tokens and COLUMNS columns, and their part of that of the bias."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_dim = columns < DIM
     biases = tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]

@@ -29,7 +29,7 @@ def _forward(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, WORDS_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens. WORDS_ONLY: there are no position and segment tables, and no shift."""
+    """Compute the results of ROWS tokens. WORDS_ONLY: there are no position and segment tables, and no shift."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     in_dim, in_batch = columns < DIM, rows < tokens
@@ -62,7 +62,7 @@ def _backward(
     DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, WORDS_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute `count` tokens, one after another, and this program's part of the sums over tokens.
+    """Compute the gradients of `count` tokens, one after another, and this program's part of the sums over tokens.
 
     The sums, [2 + SEGMENTS, DIM], are the gradients of gain, shift and segment table.
     """

@@ -24,7 +24,7 @@ def _forward(
     x, hashes, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DROP: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens and COLUMNS columns."""
+    """Compute the results of ROWS tokens and COLUMNS columns."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (rows < tokens)[:, None] & (columns < DIM)[None, :]
@@ -46,7 +46,7 @@ def _backward(
     DROP: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens and COLUMNS columns of both halves, inner values and gates."""
+    """Compute the gradients of ROWS tokens and COLUMNS columns of both halves, inner values and gates."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (rows < tokens)[:, None] & (columns < DIM)[None, :]

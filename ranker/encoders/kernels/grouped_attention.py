@@ -1,9 +1,9 @@
-"""Causal attention within short ragged rows, several query heads to a key head, forward and backward, in Triton.
+"""Causal attention within short ragged rows in Triton, with several query heads per key head and a backward pass.
 
-As in `short_attention`, a row goes through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135),
-and its backward pass needs only the states and the logarithms of the softmax sums. Blocks of keys after a block of
-queries are left out. Heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values in place;
-their gradients are summed over the group's query heads in the order of the heads.
+As in `short_attention`, a row is cut into blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). The
+backward pass needs only the states and the logarithms of the softmax sums. A block of queries skips the blocks of keys
+after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are not
+copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
 
 The backward pass has one kernel for the gradients of queries and one for those of keys and values. Both compute the
 attention weights again. A single kernel would save two of seven matrix products per pair of blocks, but it needs three
@@ -22,16 +22,16 @@ from torch import Tensor
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E
 
-MAX_LENGTH = 512  # longer rows work, but torch's kernel is faster for them
-WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of 128; those of 64 need less
+MAX_LENGTH = 512  # longer rows work, but torch's kernel is then faster
+WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of size 128; heads of size 64 need less
 
 
 @triton.jit
 def _reads(i, j, length, WINDOW: tl.constexpr):
-    """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
+    """Return whether queries at positions `i` attend to keys at positions `j`. A negative WINDOW means no limit."""
     if WINDOW >= 0:
         return (j <= i) & (j < length) & (i - j <= WINDOW)
-    else:  # noqa: RET505 - Triton compiles both returns without it
+    else:  # noqa: RET505 - without this branch, Triton compiles both returns
         return (j <= i) & (j < length)
 
 
@@ -41,7 +41,7 @@ def _attend(
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one head of a block of queries."""
+    """Compute attention of a block of queries, for one head."""
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
     if row >= 0:
@@ -67,14 +67,14 @@ def _attend(
             logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
             logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
-            # no key of these may be read by a query
+            # a query may read none of these keys
             safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
             weights = tl.exp2(logits - safe_max[:, None])
             rescale = tl.exp2(running_max - safe_max)
             running_sum = running_sum * rescale + tl.sum(weights, 1)
             mixed = mixed * rescale[:, None] + tl.dot(weights.to(v.dtype), v)
             running_max = new_max
-        # places after the row have no sum
+        # positions after the row have no sum
         running_sum = tl.where(i < length, running_sum, 1.0)
         pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
         tl.store(pointers, (mixed / running_sum[:, None]).to(out.dtype.element_ty), mask=in_row)
@@ -182,17 +182,17 @@ KEYS_BACKWARD = {"SIZE": BLOCK, "QUERIES": 32, "STAGES": 2, "num_warps": 4}
 def attend(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, blocks: Tensor, scale: float, window: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """Attend within each row, to earlier tokens and the token itself.
+    """Compute causal attention within each row: a token attends to itself and to earlier tokens.
 
     Args:
         query: bf16 or fp16 [tokens, heads, dim]; every token belongs to a row.
-        key: [tokens, key heads, dim]; heads is a multiple of key heads.
+        key: [tokens, key heads, dim]; the number of heads is a multiple of that of key heads.
         value: As `key`.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
-            (`RaggedLayout.blocks`).
+        blocks: Row, and position of the first token, of each block of `BLOCK` tokens, int32 [blocks, 2]; the row is -1
+            if a block is unused (`RaggedLayout.blocks`).
         scale: Factor of the logits.
-        window: Largest distance between a token and those that it attends to; negative: no limit.
+        window: Largest distance between a token and a token that it attends to; negative: no limit.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -218,15 +218,15 @@ def attend_backward(
 
     Args:
         grad_out: Gradient of the output, [tokens, heads, dim].
-        query: As there, and so are the other arguments.
-        key: As there.
-        value: As there.
+        query: See `attend`.
+        key: See `attend`.
+        value: See `attend`.
         out: The output of `attend`.
-        sums: Its sums.
-        cu_seqlens: As there.
-        blocks: As there.
-        scale: As there.
-        window: As there.
+        sums: The softmax sums of `attend`.
+        cu_seqlens: See `attend`.
+        blocks: See `attend`.
+        scale: See `attend`.
+        window: See `attend`.
     """
     tokens, heads = query.shape[:2]
     states = [_in_rows(part) for part in (grad_out, query, key, value)]
@@ -252,6 +252,6 @@ def _constants(query: Tensor, key: Tensor, scale: float, window: int) -> dict[st
 
 
 def _in_rows(part: Tensor) -> Tensor:
-    """Return a tensor [tokens, heads, dim] of which each token's values lie together."""
+    """Return a tensor [tokens, heads, dim] in which the values of each token are contiguous."""
     together = part.stride(2) == 1 and part.stride(1) == part.shape[2]
     return part if together else part.contiguous()

@@ -251,7 +251,7 @@ def attend_lists_backward(
     grad_out = grad_out.contiguous()
     grad, bias = attend_backward(grad_out, qkv, out, sums, cu_seqlens, cu_keys, blocks, whole=False)
     means, width = torch.empty_like(sums), 3 * heads * dim
-    # a row for each block of queries (whose keys and values stay 0), then one for each row (whose queries stay 0)
+    # `parts` has a row for each block of queries (keys and values stay 0), then one for each row (queries stay 0)
     parts = torch.zeros(blocks.shape[0] + rows, width, dtype=torch.float32, device=qkv.device)
     partial = torch.empty(SPLITS, rows, 2, heads, dim, dtype=torch.float32, device=qkv.device)
     constants: dict[str, Any] = {"HEADS": heads, "DIM": dim}

@@ -29,7 +29,7 @@ def _forward(
     EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
     COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens."""
+    """Compute the results of ROWS tokens."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     in_dim, in_batch = columns < DIM, rows < tokens
@@ -55,7 +55,7 @@ def _backward(
     SCALE: tl.constexpr, EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Compute `blocks` times ROWS tokens, and this program's part of the sums over tokens.
+    """Compute the gradients of `blocks` times ROWS tokens, and this program's part of the sums over tokens.
 
     The sums, [3, DIM], are the gradients of bias, gain and shift.
     """

@@ -1,1 +1,1 @@
-"""Probing tasks: one module each, and one yaml of the same stem in `conf/probe/`. See docs/add_a_probe.md."""
+"""Probing tasks. A task has a module here and a yaml with the same name in `conf/probe/`. See docs/add_a_probe.md."""

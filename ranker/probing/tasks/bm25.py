@@ -12,17 +12,18 @@ from ranker.probing.words import analyzer
 
 
 class BM25Score:
-    r"""Label each pair with its BM25 score (Robertson et al., 1994) as in Elasticsearch 7, with exact doc lengths.
+    r"""Label each pair with its BM25 score (Robertson et al., 1994), as in Elasticsearch 7, but with exact doc lengths.
 
     .. math:: s(q, d) = \sum_{t \in q} (k_1 + 1) \ln\left(1 + \frac{N - n_t + 0.5}{n_t + 0.5}\right)
               \frac{f_{td}}{f_{td} + k_1 (1 - b + b |d| / \bar{|d|})}
 
-    A repeated query word counts each time. Statistics are those of the whole collection.
+    A repeated query word counts each time. Statistics are computed over the whole collection.
 
     Args:
         k1: Term frequency saturation; higher values saturate more slowly.
         b: Strength of length normalisation, 0 to 1.
-        keep_k1_plus_1: Keep the constant factor k1 + 1, as Elasticsearch 7 does; it does not change the bins.
+        keep_k1_plus_1: Whether the score has the constant factor k1 + 1 of Elasticsearch 7, which does not change the
+            bins.
         analyzer: `standard` (lower-case words) or `stemmed` (without stop words, Porter stems).
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
@@ -52,7 +53,7 @@ class BM25Score:
         self.labeller = f"bm25-formula@1 k1={k1} b={b} keep_k1_plus_1={keep_k1_plus_1} analyzer={analyzer}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole query and the whole doc."""
+        """Yield each pair with one target, which has the whole query and the whole doc."""
         words_of = analyzer(self.analyzer, "probe.bm25.analyzer")
         queries = {query_id: words_of(sample.collection.queries[query_id]) for query_id, _ in sample.pairs}
         statistics = CollectionStatistics.of(
@@ -64,7 +65,7 @@ class BM25Score:
             yield whole_text_example(pair, value=score)
 
     def score(self, query: list[str], doc: list[str], statistics: CollectionStatistics) -> float:
-        """BM25 of a query and a doc, each a list of words."""
+        """Return the BM25 score of a query and a doc, which are lists of words."""
         counts = Counter(doc)
         saturation = self.k1 * (1 - self.b + self.b * len(doc) / statistics.mean_length) if doc else 1.0
         total = sum(
@@ -74,6 +75,6 @@ class BM25Score:
 
 
 def idf(word: str, statistics: CollectionStatistics) -> float:
-    """ln(1 + (N - n + 0.5) / (n + 0.5)) with N docs, of which n contain the word."""
+    """Return ln(1 + (N - n + 0.5) / (n + 0.5)) for N docs, of which n contain the word."""
     frequency = statistics.doc_frequency[word]
     return math.log(1 + (statistics.num_docs - frequency + 0.5) / (frequency + 0.5))

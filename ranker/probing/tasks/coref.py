@@ -1,4 +1,4 @@
-"""Probing task: do a mention in the doc and one in the query corefer? Labels by a rule on head words (`coref_head`)."""
+"""Probing task: do a query mention and a doc mention corefer? A rule on head words gives the labels (`coref_head`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mention:
         end: One past the last character.
         text: Lower-case text.
         head: Lower-case lemma of the head.
-        words: Lower-case words and lemmas, to test whether two mentions share a word.
+        words: Lower-case words and lemmas, by which shared words of two mentions are found.
         pronoun: Whether the mention is a pronoun.
         plural: Whether the head is plural.
         person: Whether the head is the name of a person.
@@ -46,17 +46,18 @@ class Mention:
 
 
 class Coreference:
-    """Two-span targets by the head rule.
+    """Targets with two spans, labelled by a rule on head words.
 
     A positive pairs a query mention with a doc mention of the same head lemma, or with a doc pronoun to which `resolve`
-    assigns that lemma. Each positive gets one negative with the same query mention. Half of the
-    negatives are easy: a random doc word outside all mentions and names. Half are hard: another doc mention that shares
-    no word with the query mention. If there is no hard negative, an easy one is used. The rule is lexical, so
-    compare the task with its controls, and see `exclude_copies`.
+    assigns that lemma. Each positive gets one negative with the same query mention. Half of the negatives are easy: a
+    random doc word outside all mentions and names. The other half are hard: a doc mention that shares no word with the
+    query mention. If there is no hard negative, an easy negative is used. The rule is lexical. So compare the results
+    with the controls, and see `exclude_copies`.
 
     Args:
         model: Package of a spaCy pipeline.
-        exclude_copies: Leave out doc mentions with the query mention's text, which word matching alone would find.
+        exclude_copies: Whether doc mentions with the query mention's text are left out, because word matching alone
+            finds them.
         max_positives: Maximum positives per pair, drawn by seed.
         docs_per_query: Maximum docs with targets per query; None: all docs of the sample.
     """
@@ -85,13 +86,13 @@ class Coreference:
         )
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The pairs that have a positive.
+        """Yield the pairs that have a positive.
 
         Raises:
             TaskUnavailable: The pipeline is not installed.
         """
         parsed = parse_all(self.model, (text for pair in sample.texts() for text in pair[2:]))
-        num_docs: dict[str, int] = {}  # query_id -> number of its docs that have targets
+        num_docs: dict[str, int] = {}  # query_id -> number of the query's docs that have targets
         for query_id, doc_id, query, doc in sample.texts():
             if self.docs_per_query is not None and num_docs.get(query_id, 0) >= self.docs_per_query:
                 continue
@@ -102,7 +103,7 @@ class Coreference:
                 yield ProbeExample(query_id, doc_id, query, doc, tuple(targets))
 
     def targets(self, query: Any, doc: Any, rng: random.Random) -> list[Target]:
-        """Positives and negatives of a parsed query and a parsed doc."""
+        """Return the positives and negatives of a parsed query and a parsed doc."""
         query_mentions = [mention for mention in mentions(query) if not mention.pronoun]
         doc_mentions = mentions(doc)
         heads = resolve(doc_mentions)
@@ -132,14 +133,14 @@ class Coreference:
 
 
 def mentions(parsed: Any) -> list[Mention]:
-    """Noun phrases and third-person pronouns of a parsed text, in order."""
+    """Return the noun phrases and third-person pronouns of a parsed text, in order."""
     in_order = []
     for chunk in parsed.noun_chunks:
         root = chunk.root
         pronoun = root.pos_ == "PRON"
         if pronoun and (root.lower_ not in PERSONAL | PLURAL | NEUTRAL or root.dep_ == "expl"):
             continue
-        # without leading articles and conjunctions, so that "the attacker" and "if an attacker" have the same text
+        # leading articles and conjunctions are removed, so that "the attacker" and "if an attacker" have the same text
         start = next((token.i for token in chunk if token.pos_ not in LEADING and not token.is_punct), root.i)
         phrase = parsed[start : chunk.end]
         in_order.append(
@@ -158,9 +159,10 @@ def mentions(parsed: Any) -> list[Mention]:
 
 
 def resolve(in_order: list[Mention]) -> list[str | None]:
-    """Head lemma of each mention; for a pronoun, of the nearest earlier noun phrase with its `plural` and `person`.
+    """Return the head lemma of each mention.
 
-    None if a pronoun has no such noun phrase.
+    A pronoun gets the head lemma of the nearest earlier noun phrase with the same `plural` and `person`, or None if
+    there is no such noun phrase.
     """
     heads: list[str | None] = []
     for i, mention in enumerate(in_order):
@@ -174,7 +176,7 @@ def resolve(in_order: list[Mention]) -> list[str | None]:
 
 
 def _unlike(mention: Mention, other: Mention) -> bool:
-    """Whether a mention is not a pronoun, and shares neither head nor word nor text with another."""
+    """Return whether a mention is not a pronoun, and shares no head, word or text with another mention."""
     contained = mention.text in other.text or other.text in mention.text
     return not mention.pronoun and mention.head != other.head and not contained and not mention.words & other.words
 
@@ -182,7 +184,7 @@ def _unlike(mention: Mention, other: Mention) -> bool:
 def _easy_negative(
     doc: Any, doc_mentions: list[Mention], names: list[tuple[int, int]], rng: random.Random
 ) -> tuple[int, int] | None:
-    """Characters of a random word outside all mentions and names; None after `EASY_TRIES` tries."""
+    """Return the characters of a random word outside all mentions and names; None after `EASY_TRIES` tries."""
     taken = [*((mention.start, mention.end) for mention in doc_mentions), *names]
     for _ in range(EASY_TRIES if len(doc) else 0):
         token = doc[rng.randrange(len(doc))]

@@ -30,9 +30,10 @@ Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
 class FactChecking:
     """Pairs of claim (query) and evidence (doc) with the annotators' labels. Pairs without a verdict are left out.
 
-    Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id,
-    doc_id, label and optionally split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the
-    query's metadata. Train, val and test are the data set's splits, so that no claim is in both train and test.
+    The folder has one of two layouts, with plain or gzipped files. The first layout is docs.jsonl, queries.tsv and
+    labels.tsv, with the columns query_id, doc_id, label and optionally split. The second layout is BEIR's:
+    corpus.jsonl, queries.jsonl and qrels/*.tsv, with the label in the query's metadata. Train, val and test are the
+    splits of the data set, so that no claim is in both train and test.
 
     Args:
         path: The folder; None: there are no labels, so the task is unavailable.
@@ -48,7 +49,7 @@ class FactChecking:
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and the hashes of the files.
+        """Id and version of the labels, and hashes of the files.
 
         Raises:
             TaskUnavailable: There is no folder, or no labels in it.
@@ -67,7 +68,7 @@ class FactChecking:
         return "fact-labels@2 " + " ".join(file_fingerprint(path) for path in files)
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole claim and the whole evidence; at most `max_pairs` pairs, drawn by seed.
+        """Yield at most `max_pairs` pairs, drawn by seed, with one target: the whole claim and the whole evidence.
 
         Raises:
             TaskUnavailable: There is no folder, or no labels in it.
@@ -166,7 +167,7 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _beir_label(metadata: Any, doc_id: str) -> str | None:
-    """The claim's label, or its label for this doc (from a list of annotated sentences, as in SciFact)."""
+    """Return the claim's label; with a list of annotated sentences, as in SciFact, the label for this doc."""
     if not isinstance(metadata, dict):
         return None
     label = metadata.get("label", metadata.get(doc_id))
@@ -176,7 +177,7 @@ def _beir_label(metadata: Any, doc_id: str) -> str | None:
 
 
 def _verdict(label: str) -> str | None:
-    """The label; None if it is empty or means that there is not enough information."""
+    """Return the label; None if the label is empty or means that there is not enough information."""
     words = label.replace("_", " ").strip().upper()
     return None if words in ("", "NEI") or "NOT ENOUGH" in words else label
 

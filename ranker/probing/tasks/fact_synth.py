@@ -1,4 +1,4 @@
-"""Probing task: does the doc support a claim? Claims are sentences of docs, half with a number or name replaced."""
+"""Probing task: does the doc support a claim? Claims are sentences of docs; half have a wrong number or name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ REFUTES, SUPPORTS = "REFUTES", "SUPPORTS"
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _PATTERNS = {
     "number": re.compile(r"\b\d+(?:[.,]\d+)*\b"),
-    "name": re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+(?: [A-Z][a-z]+)*"),  # not a sentence's first word
+    "name": re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+(?: [A-Z][a-z]+)*"),  # not the first word of a sentence
 }
-Claim = tuple[str, str, int, int]  # sentence, "number" or "name", its first character and one past its last
+Claim = tuple[str, str, int, int]  # sentence; "number" or "name"; its first character; one past its last character
 
 
 class SyntheticFacts:
     """Label synthetic claims, for collections without labelled pairs. Do not compare the results with those of `fact`.
 
-    A claim is the doc's first sentence that contains a number or a name. Every second claim is made false: its number
-    or name is replaced by one from another doc's claim; the replacement does not occur in this doc. A probe solves the
+    A claim is the doc's first sentence that contains a number or a name. Every second claim is made false: a number or
+    name from another doc's claim, which does not occur in this doc, replaces its number or name. A probe solves the
     task if it finds the claim's words in the doc.
 
     Args:
@@ -39,9 +39,9 @@ class SyntheticFacts:
         self.labeller = f"fact-synth@1 max_words={max_words}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole claim, as the query, and the whole doc.
+        """Yield each pair with one target: the whole claim, which is the query, and the whole doc.
 
-        Pairs are left out if the doc has no claim, or if there is no replacement for its number or name.
+        A pair is left out if the doc has no claim, or if the claim's number or name has no replacement.
         """
         claims = [(pair, claim) for pair in sample.texts() if (claim := claim_of(pair[3], self.max_words)) is not None]
         replacements: dict[str, list[str]] = {category: [] for category in _PATTERNS}
@@ -61,7 +61,7 @@ class SyntheticFacts:
 
 
 def claim_of(doc: str, max_words: int) -> Claim | None:
-    """The first sentence of at most `max_words` words with a number or else a name; None if there is none.
+    """Return the first sentence of at most `max_words` words with a number or, failing that, a name; None if none.
 
     >>> claim_of("It was cold. In 1912 he sailed to Rome.", 40)
     ('In 1912 he sailed to Rome.', 'number', 3, 7)

@@ -24,7 +24,7 @@ FILES = {"train": "gap-development.tsv", "val": "gap-validation.tsv", "test": "g
 
 
 class Gap:
-    """Two-span targets (pronoun, name) in Wikipedia snippets, two per snippet. Snippets are encoded without a query.
+    """Targets with two spans, a pronoun and a name. A Wikipedia snippet has two targets and is encoded without a query.
 
     GAP's development set is the train part (2,000 snippets), its validation set the val part (454), and its test set
     the test part (2,000).
@@ -44,13 +44,13 @@ class Gap:
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and the files' hashes."""
+        """Id and version of the labels, and hashes of the files."""
         return f"gap@1 max_pairs={self.max_pairs} " + " ".join(
             file_fingerprint(self._file(name)) for name in FILES.values()
         )
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - GAP has its own texts
-        """The snippets, part by part.
+        """Yield the snippets, part by part.
 
         Raises:
             TaskUnavailable: A file is missing.

@@ -1,4 +1,4 @@
-"""Probing task: labels from other tools, imported from edge-probing records, one JSON object per line."""
+"""Probing task: labels of other tools, imported from a file of edge-probing records, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class JsonLines:
     """Import examples whose labels another tool has computed.
 
     A record is `{"info": {"qid", "pid", "part"?}, "input": {"query", "passage"}, "targets": [{"span1", "span2"?,
-    "label" or "value"}]}`. With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters;
-    without start and end it is the whole side. With `spans=spacy_tokens` a span is `[first, end]` in words of spaCy's
-    English tokenizer over query + " " + passage, as in published data sets; a target without spans then reads both
+    "label" or "value"}]}`. With `spans=chars`, a span is `{"side": "query" or "doc", "start", "end"}` in characters;
+    without start and end, the span is the whole side. With `spans=spacy_tokens`, a span is `[first, end]` in words of
+    spaCy's English tokenizer over query + " " + passage, as in published data sets; a target without spans reads both
     whole sides.
 
     Args:
         path: The file, plain or gzipped.
         name: Name of the task in reports.
         spans: `chars` or `spacy_tokens`.
-        whole_text: Whether each target reads the whole query and the whole doc, with one target per pair.
+        whole_text: Whether each pair has one target, which reads the whole query and the whole doc.
         bins: Number of classes, if the targets have values.
         binning: `mean2std`, `minmax` or `quantile`.
 
@@ -68,23 +68,23 @@ class JsonLines:
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and the file's hash."""
+        """Id and version of the labels, and a hash of the file."""
         return f"jsonl@2 spans={self.spans} {file_fingerprint(self._file())}"
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """None (the labels that occur), or empty (bins) if the first record has values."""
+        """None: all labels that occur. If the first record has values, the tuple is empty, and values are binned."""
         first = next(self._records((0,)), None)
         targets = first[1].get("targets") if first is not None and isinstance(first[1], dict) else None
-        entries = targets if isinstance(targets, list) else []  # `examples` refuses malformed records
+        entries = targets if isinstance(targets, list) else []  # `examples` reports malformed records
         return () if any(isinstance(target, dict) and "value" in target for target in entries) else None
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The file's records in their order; if there are more than `max_pairs`, that many are drawn by seed.
+        """Yield the file's records in order; if there are more than `max_pairs`, `max_pairs` records are drawn by seed.
 
         Raises:
             TaskUnavailable: The file does not exist, or spaCy is needed and not installed.
-            DataError: A line is not such a record; the message names file and line.
+            DataError: A line is not an edge-probing record; the message names file and line.
         """
         words = _words() if self.spans == "spacy_tokens" else None
         total = sum(1 for _ in read_lines(self._file()))
@@ -107,7 +107,7 @@ class JsonLines:
 
 
 def _words() -> Any:
-    """SpaCy's English tokenizer, which needs no trained pipeline."""
+    """Return spaCy's English tokenizer, which needs no trained pipeline."""
     try:
         import spacy
     except ImportError as error:

@@ -31,13 +31,13 @@ ONTONOTES = (
 
 
 class NamedEntities:
-    """One target per entity of query and doc, with one span; the label is its OntoNotes type.
+    """A target with one span for each entity of query and doc; the label is the entity's OntoNotes type.
 
-    Query and doc are tagged separately, so that no entity spans both.
+    Query and doc are tagged separately, so that no entity covers parts of both.
 
     Args:
         model: Package of a spaCy pipeline.
-        max_targets: Maximum entities per pair; the first ones are kept. None: all.
+        max_targets: Maximum number of entities per pair, of which the first ones are kept; None: all.
     """
 
     classes: tuple[str, ...] | None = ONTONOTES
@@ -54,7 +54,7 @@ class NamedEntities:
         return f"ner-spacy@2 {self.model} {versions(self.model)} max_targets={self.max_targets}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The pairs that have an entity.
+        """Yield the pairs that have an entity.
 
         Raises:
             TaskUnavailable: The pipeline is not installed.

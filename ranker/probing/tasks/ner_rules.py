@@ -66,7 +66,7 @@ def _any(words: list[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
-# if two rules match at the same character, the first one is used
+# if two rules match at the same character, the first rule is used
 RULES = {
     "MONEY": rf"[$€£]\s?{NUMBER}(?: (?:million|billion|trillion))?"
     rf"|{COUNT}(?: (?:million|billion))? (?:dollars|euros|pounds sterling|cents|yen)",
@@ -89,12 +89,12 @@ _PATTERN = re.compile("|".join(rf"(?P<{label}>(?<![\w$])(?:{rule})(?!\w))" for l
 
 
 class RuleEntities:
-    """One target per entity of query and doc, with one span; the label is its type, with OntoNotes' names.
+    """A target with one span for each entity of query and doc; the label is the entity's type, with OntoNotes' names.
 
-    The labels are less accurate than those of `ner`, but the same on every machine.
+    The labels are less accurate than those of `ner`, but are the same on every machine.
 
     Args:
-        max_targets: Maximum entities per pair; the first ones are kept. None: all.
+        max_targets: Maximum number of entities per pair, of which the first ones are kept; None: all.
     """
 
     name = "ner_rules"
@@ -107,7 +107,7 @@ class RuleEntities:
         self.labeller = f"ner-rules@1 max_targets={max_targets}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The pairs that have an entity."""
+        """Yield the pairs that have an entity."""
         for query_id, doc_id, query, doc in sample.texts():
             targets = [
                 Target((Span(side, start, end),), label)
@@ -119,7 +119,7 @@ class RuleEntities:
 
 
 def entities(text: str) -> Iterator[tuple[str, int, int]]:
-    """Type, first character and one past the last of each entity, from left to right.
+    """Yield the type, the first character and one past the last character of each entity, from left to right.
 
     >>> text = "On 5 May 1912 Mary Smith paid $3 million, 20% of it in Paris."
     >>> [(label, text[start:end]) for label, start, end in entities(text)]

@@ -1,4 +1,4 @@
-"""Probing task: is the doc relevant to the query? Labels from the judgements."""
+"""Probing task: is the doc relevant to the query? The labels come from the judgements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ranker.probing.examples import PairSample, ProbeExample, whole_text_example
 class Relevance:
     """Label each pair by its judgement: 1 if the grade reaches the collection's relevance threshold, else 0.
 
-    In train and val, a query's pairs are its relevant docs, and candidates that are unjudged or not relevant. In test,
-    they are its first `pool` candidates of the first stage, so that MAP, MRR, nDCG and P measure their re-ranking.
+    In train and val, the docs of a query are its relevant docs, and candidates that are unjudged or not relevant. In
+    test, the docs of a query are its first `pool` candidates of the first stage, so that MAP, MRR, nDCG and P measure a
+    re-ranking.
 
     Args:
         pool: Number of candidates of each test query.
-        negatives: Candidates that are not relevant per relevant doc, in train and val.
+        negatives: In train and val: number of candidates that are not relevant, per relevant doc.
     """
 
     name = "rel"
@@ -31,7 +32,7 @@ class Relevance:
         self.labeller = f"qrels@1 pool={pool} negatives={negatives}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole query and the whole doc; at most `max_pairs` in train and val together.
+        """Yield pairs with one target: the whole query and the whole doc. Train and val have at most `max_pairs` pairs.
 
         Raises:
             DataError: The collection has no judgements or no candidates.
@@ -42,7 +43,7 @@ class Relevance:
                 f"probe.rel: expected judgements and candidates, got none in {collection.name}; "
                 "take another data or split"
             )
-        num_pairs = 0  # in train and val
+        num_pairs = 0  # number of pairs in train and val
         for number, query_id in enumerate(sample.parts):
             part = sample.parts[query_id]
             judged = collection.qrels.get(query_id, {})

@@ -1,4 +1,4 @@
-"""Probing task: semantic similarity of query and doc by word vectors, binned."""
+"""Probing task: the semantic similarity of query and doc, computed from word vectors and binned."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SIMILARITIES = {"mean_cos": mean_pairwise_cosine, "mean_vec": cosine_of_means}
 class SemanticSimilarity:
     """Label each pair with the similarity of the word vectors of query and doc.
 
-    Words are lower-case, without stop words, and include punctuation marks. An unknown word has the mean of all
+    Words are in lower case, without stop words; punctuation marks are words. An unknown word has the mean of all
     vectors. The vectors are computed from the collection (positive PMI + SVD, task `sem_svd`), or read from a file in
     GloVe's format (task `sem_FILE`).
 
     Args:
-        vectors: File of word vectors; None: they are computed from the collection.
+        vectors: File of word vectors; None: vectors are computed from the collection.
         similarity: `mean_cos`, the mean cosine over all pairs of words, or `mean_vec`, the cosine of the mean vectors.
         dim: Size of computed vectors.
-        window: Number of words on each side that count as neighbours, for computed vectors.
-        min_count: Minimum count of a word that gets a vector, for computed vectors.
+        window: For computed vectors: number of words on each side that are neighbours of a word.
+        min_count: For computed vectors: minimum count of a word that gets a vector.
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
 
@@ -59,7 +59,7 @@ class SemanticSimilarity:
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and settings, with the hash of the file of vectors."""
+        """Id, version and settings, with a hash of the file of vectors."""
         if self.vectors is None:
             source = f"ppmi-svd@1 dim={self.dim} window={self.window} min_count={self.min_count}"
         else:
@@ -67,7 +67,7 @@ class SemanticSimilarity:
         return f"sem@1 similarity={self.similarity} {source}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole query and the whole doc.
+        """Yield each pair with one target, which has the whole query and the whole doc.
 
         Raises:
             TaskUnavailable: The file of vectors does not exist.

@@ -10,15 +10,16 @@ from ranker.probing.words import content_stems
 
 
 class TermFrequency:
-    r"""Label each pair with the term frequency: a query word's share of the doc's words, averaged over query words.
+    r"""Label each pair with the term frequency: the share of a query word in the doc's words, a mean over query words.
 
     .. math:: \mathrm{tf}(q, d) = \frac{1}{|q|} \sum_{t \in q} \frac{\mathrm{count}(t, d)}{|d|}
 
     Words are alphanumeric, without stop words, and stemmed (Porter); lengths count only these words. The label is 0 if
-    query or doc has no such word.
+    query or doc has no such words.
 
     Args:
-        legacy_case: Remove stop words before lower-casing, so that capitalised ones stay, as in the published labels.
+        legacy_case: Whether stop words are removed before lower-casing, so that capitalised stop words stay, as in the
+            published labels.
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
     """
@@ -33,14 +34,14 @@ class TermFrequency:
         self.labeller = f"tf-porter@1 legacy_case={legacy_case}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole query and the whole doc."""
+        """Yield each pair with one target, which has the whole query and the whole doc."""
         for pair in sample.texts():
             query, doc = (content_stems(text, self.legacy_case) for text in pair[2:])
             yield whole_text_example(pair, value=term_frequency(query, doc))
 
 
 def term_frequency(query: list[str], doc: list[str]) -> float:
-    """Mean over the query's words of their count in the doc over the doc's length; 0 if one of them has no words.
+    """Return the mean over query words of (count in the doc / length of the doc); 0 if query or doc has no words.
 
     >>> term_frequency(["a", "b"], ["a", "a", "c", "b"])
     0.375

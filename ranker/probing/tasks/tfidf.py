@@ -12,12 +12,12 @@ from ranker.probing.words import analyzer
 
 
 class TFIDFScore:
-    r"""Label each pair with its TF-IDF score, as `model=tfidf` scores it (Salton and Buckley, 1988).
+    r"""Label each pair with its TF-IDF score, which is that of `model=tfidf` (Salton and Buckley, 1988).
 
     .. math:: s(q, d) = \sum_{t \in q} (1 + \ln f_{td}) \ln \frac{N}{n_t}
 
-    A repeated query word counts each time. Statistics are those of the whole collection. Unlike BM25, the score does
-    not depend on the length of the doc.
+    A repeated query word counts each time. Statistics are computed over the whole collection. In contrast to BM25, the
+    score does not depend on the length of the doc.
 
     Args:
         analyzer: `standard` (lower-case words) or `stemmed` (without stop words, Porter stems).
@@ -35,7 +35,7 @@ class TFIDFScore:
         self.labeller = f"tfidf-formula@1 analyzer={analyzer}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target per pair, of the whole query and the whole doc."""
+        """Yield each pair with one target, which has the whole query and the whole doc."""
         words_of = analyzer(self.analyzer, "probe.tfidf.analyzer")
         queries = {query_id: words_of(sample.collection.queries[query_id]) for query_id, _ in sample.pairs}
         statistics = CollectionStatistics.of(
@@ -47,7 +47,7 @@ class TFIDFScore:
 
 
 def tfidf(query: list[str], doc: list[str], statistics: CollectionStatistics) -> float:
-    """TF-IDF of a query and a doc, each a list of words.
+    """Return the TF-IDF score of a query and a doc, which are lists of words.
 
     >>> docs = [["cat", "sat"], ["cat", "cat", "dog", "ran"], ["bird"]]
     >>> round(tfidf(["cat", "dog"], docs[1], CollectionStatistics.of(docs, {"cat", "dog"})), 6)

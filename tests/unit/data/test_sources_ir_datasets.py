@@ -117,7 +117,7 @@ def test_equal_query_numbers_of_different_collections_are_no_overlap(home):
 
 def test_mistakes_are_named(home):
     with pytest.raises(
-        DataError, match=r"expected an id that it knows, got 'beir/scifac/test'; did you mean beir/scifact/test"
+        DataError, match=r"expected an id that ir_datasets knows, got 'beir/scifac/test'; did you mean beir/sci"
     ):
         IrDatasets(test=["beir/scifac/test"]).load()
     with pytest.raises(DataError, match=r"vaswani: expected docpairs, got a set without"):

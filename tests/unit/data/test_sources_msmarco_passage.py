@@ -138,7 +138,7 @@ def test_null_train_only_evaluates():
 
 def test_mistakes_are_named():
     with pytest.raises(
-        DataError, match=r"expected an id that it knows, got 'msmarco-passage/trec-dl-2018/judged'; did you mean"
+        DataError, match=r"an id that ir_datasets knows, got 'msmarco-passage/trec-dl-2018/judged'; did you mean"
     ):
         MsMarcoPassage(test=["trec-dl-2018/judged"]).load()
     with pytest.raises(ConfigError, match=r"data.candidates: expected scoreddocs, bm25, null .* got 'bm52'"):

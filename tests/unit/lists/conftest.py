@@ -1,4 +1,4 @@
-"""Batches of lists, and a task that a model solves only if it compares the docs of a list."""
+"""Batches of lists, and a task that a model can solve only if it compares the docs of a list."""
 
 from itertools import permutations
 
@@ -16,7 +16,7 @@ DOCS = ["an apple is red.", "the sky", "green grass, and more of it, and more", 
 
 @pytest.fixture(scope="session")
 def lists():
-    """Make the batch of some lists of `DOCS`, all of one query."""
+    """Return a function that makes the batch of some lists of `DOCS`, all for one query."""
 
     def make(scorer, grid, docs=DOCS, queries=None):
         rows, inputs = np.array(grid), ScorerInputs.of(scorer)
@@ -36,10 +36,11 @@ def lists():
 
 @pytest.fixture(scope="session")
 def repeats(lists):
-    """Train on lists of which half have the best doc twice, with label 0; return the share of right first docs.
+    """Return a function that trains on lists, and returns the share of lists whose first doc is right.
 
-    If the best doc is not repeated, it should be first; if it is repeated, the second best doc should be first. A model
-    that sees each doc alone gives the best doc the same score in both cases, so it is right in only one of them.
+    Half of the lists have the best doc twice, with label 0. If the best doc is not repeated, it should be first. If it
+    is repeated, the second best doc should be first. A model that sees each doc alone gives the best doc the same score
+    in both cases, so it is right in only one of them.
     """
     docs, grades = ["b best", "s second", "a junk", "c junk", "d junk"], [2.0, 1.0, 0.0, 0.0, 0.0]
     grid = [list(order) for junk in (2, 3, 4) for order in permutations((0, 1, junk))]

@@ -12,7 +12,7 @@ GroupValue = Callable[[list[float], list[float]], float]
 
 
 def _groups(rng: random.Random, grades: list[float]) -> list[tuple[list[float], list[float]]]:
-    """Groups of 0 to 7 docs in random order, one of them without any difference in labels."""
+    """Return groups of 0 to 7 docs in random order; in one group, all labels are equal."""
     sizes = [0, 1, 2, *(rng.randint(2, 7) for _ in range(6))]
     groups = [([rng.gauss(0, 2) for _ in range(size)], [rng.choice(grades) for _ in range(size)]) for size in sizes]
     groups.append(([rng.gauss(0, 2) for _ in range(4)], [0.0] * 4))
@@ -22,10 +22,10 @@ def _groups(rng: random.Random, grades: list[float]) -> list[tuple[list[float], 
 
 @pytest.fixture
 def same_as_loop() -> Callable[..., None]:
-    """Return `check(loss, group_value, grades)`: the loss is the mean of `group_value(scores, labels)`."""
+    """Return `check(loss, group_value, grades)`, which checks that the loss is the mean of `group_value`."""
 
     def check(loss: Loss, group_value: GroupValue, grades: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 3.0)) -> None:
-        for seed in range(10):  # in float64
+        for seed in range(10):  # the values are float64
             groups = _groups(random.Random(seed), list(grades))
             expected = sum(group_value(scores, labels) for scores, labels in groups) / len(groups)
             shape = (len(groups), max(len(scores) for scores, _ in groups) + 1)
@@ -35,7 +35,7 @@ def same_as_loop() -> Callable[..., None]:
             )
             doc_mask = torch.zeros(shape, dtype=torch.bool)
             for row, (group_scores, group_labels) in enumerate(groups):
-                # Real docs are at the end of the row: a loss must not assume that padding comes after them.
+                # The real docs are at the end of the row, because a loss must not assume that padding comes after them.
                 cells = slice(shape[1] - len(group_scores), None)
                 scores[row, cells] = torch.tensor(group_scores, dtype=torch.float64)
                 labels[row, cells] = torch.tensor(group_labels, dtype=torch.float64)
@@ -47,7 +47,7 @@ def same_as_loop() -> Callable[..., None]:
 
 @pytest.fixture
 def value() -> Callable[..., float]:
-    """Return `value(loss, [scores, ...], [labels, ...])`: the loss of ragged groups given as lists."""
+    """Return `value(loss, [scores, ...], [labels, ...])`, the loss of ragged groups that are given as lists."""
 
     def compute(loss: Loss, scores: list[list[float]], labels: list[list[float]]) -> float:
         doc_mask = torch.tensor([[i < len(group) for i in range(max(map(len, scores)))] for group in scores])

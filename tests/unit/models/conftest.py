@@ -12,7 +12,7 @@ DOCS = ["an apple is red.", "the sky", "green grass, and more of it, and more", 
 
 @pytest.fixture
 def texts(tmp_path):
-    """Make the batch of some groups, with a scorer's own layouts, through token store and collator."""
+    """Return a function that makes the batch of some groups for a scorer, through token store and collator."""
 
     def make(scorer, rows, queries=QUERIES, docs=DOCS, labels=None):
         tokenizer = scorer.encoder.tokenizer

@@ -1,4 +1,4 @@
-"""A mini collection with known entities, coreference and relevance, written by rule."""
+"""A small collection with known entities, coreference and relevance, written by rule."""
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.splits import split_queries
@@ -10,7 +10,7 @@ OBJECTS = ["violin", "telescope", "bicycle", "painting", "engine", "garden"]
 
 
 def mini_collection(num_queries: int = 24) -> Collection:
-    """Queries about a person and an object; the relevant doc mentions both, the other docs one of them."""
+    """Return queries about a person and an object. The relevant doc mentions both, other docs only one of them."""
     docs, queries, qrels, ranked = [], {}, {}, []
     for i in range(36):
         name, city, thing = NAMES[i % 6], CITIES[(i // 6) % 6], OBJECTS[(i + i // 6) % 6]
@@ -28,7 +28,7 @@ def mini_collection(num_queries: int = 24) -> Collection:
 
 
 def mini_sample(num_queries: int = 24, docs_per_query: int = 4, seed: int = 0) -> PairSample:
-    """A sample of all pairs of the mini collection, split into parts by query."""
+    """Return a sample of all pairs of the small collection, split into parts by query."""
     collection = mini_collection(num_queries)
     assert collection.candidates is not None
     pairs = tuple(
@@ -51,6 +51,6 @@ def mini_sample(num_queries: int = 24, docs_per_query: int = 4, seed: int = 0) -
 
 
 def mini_splits() -> Splits:
-    """The mini collection in the form in which a data source returns it."""
+    """Return the small collection in the form in which a data source returns it."""
     collection = mini_collection()
     return Splits(None, collection, {})

@@ -104,7 +104,7 @@ def test_parts_of_the_source_are_kept() -> None:
     for source in (named, whole):
         twice = [*source, replace(source[0], doc_id="e", part="train")]
         with pytest.raises(
-            DataError, match=r"expected each query in one part, got 'q0' in test and (train|val), as its source says"
+            DataError, match=r"expected each query in one part, got 'q0' in test and (train|val) of its source"
         ):
             assign_parts(twice, SAMPLE, "query", 0.2, 0.2)
         assert assign_parts(twice, SAMPLE, "pair", 0.2, 0.2)[0] == "test"

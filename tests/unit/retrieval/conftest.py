@@ -1,4 +1,4 @@
-"""Small collections and bi-encoders to encode and search."""
+"""Small collections and bi-encoders for encoding and search."""
 
 import random
 
@@ -16,7 +16,7 @@ from ranker.models.dpr import DPR
 
 @pytest.fixture(scope="session")
 def small():
-    """60 docs of 1 to 40 words, 12 queries; docs 50 to 54 have the same text."""
+    """Return 60 docs of 1 to 40 words, and 12 queries; docs 50 to 54 have the same text."""
     rng = random.Random(3)
     words = [first + second for first in "bcdfgk" for second in ("ab", "el", "ir", "om")]
     text = lambda least, most: " ".join(rng.choices(words, k=rng.randint(least, most)))  # noqa: E731
@@ -29,7 +29,7 @@ def small():
 
 @pytest.fixture
 def scorers():
-    """Make tiny bi-encoders."""
+    """Return a function that makes tiny bi-encoders."""
 
     def make(kind="dpr", **options):
         torch.manual_seed(0)
@@ -45,7 +45,7 @@ def scorers():
 
 @pytest.fixture
 def data_of(small, tmp_path):
-    """The data side for a scorer."""
+    """Return a function that makes the data side for a scorer."""
 
     def make(scorer, collection=None, max_tokens=500):
         return RankData(
