@@ -194,7 +194,7 @@ class _SeenDocs:
             before = self._finished.get(query_id)
             if before is None:
                 self._current = set()
-            else:  # the lines of this query are not consecutive: keep a set for it
+            else:  # the lines of this query are not consecutive, so it gets a set
                 self._current = before if isinstance(before, set) else set(before)
                 self._finished[query_id] = self._current
             self._query_id = query_id

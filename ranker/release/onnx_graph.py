@@ -283,7 +283,7 @@ class _Normalize(nn.Module):
 
 
 def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """Pool padded states [rows, columns, dim] as `ranker.interactions.pooling.pool` does ragged ones, [rows, dim]."""
+    """Pool padded states [rows, columns, dim] to [rows, dim]; `ranker.interactions.pooling` is for ragged states."""
     if pooling == "cls":
         return states[:, 0]
     real = mask.unsqueeze(-1).to(states.dtype)

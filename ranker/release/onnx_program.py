@@ -163,7 +163,7 @@ class OnnxProgram(nn.Module):
         return outputs.to(rows.tokens.device)
 
     def _token_vectors(self, rows: TokenBatch, masked: bool = False) -> TextVectors:
-        """Return a vector for each token of all rows; `masked`: for those alone that the graph says have one."""
+        """Return a vector for each token of all rows; with `masked`, only for tokens that the graph's mask marks."""
         values: dict[int, Tensor] = {}
         for group, layout, (vectors, doc_mask) in self._groups(self._sessions[0], rows):
             chosen = layout.mask.cpu() & torch.from_numpy(doc_mask == 1) if masked else layout.mask.cpu()
