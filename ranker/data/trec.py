@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 QRELS_COLUMNS = "query_id iteration doc_id relevance"
 RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
-_CHUNK_DOCS = 65_536  # so many ids are Python objects before they are packed into an array
+_CHUNK_DOCS = 65_536  # number of ids that are collected as Python objects, then packed into an array
 
 
 # reading

@@ -128,7 +128,7 @@ def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -
                 dynamic_shapes=(tuple(dict(free) for _ in names),),
                 verbose=False,
             )
-    except Exception as error:  # torch.export and the translation have many classes of errors
+    except Exception as error:  # torch.export and the translation raise errors of many classes
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(
             f"format: expected a model that torch exports to ONNX, got {type(error).__name__}: {reason}"

@@ -119,7 +119,7 @@ class OnnxProgram(nn.Module):
             self.reads = str(settings["reads"])
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             self.encoder = OnnxTexts(tokenizer, int(settings["max_tokens"]), int(settings["dim"]))
-        except Exception as error:  # onnxruntime has its own classes of errors
+        except Exception as error:  # onnxruntime raises errors of its own classes
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(f"{folder}: expected a whole ONNX export, got {reason}; export it again") from error
         self._settings, self._prompt = settings, read_prompt(folder)
