@@ -65,7 +65,7 @@ def _stamp() -> str:
 
 
 def _root(folder: str) -> str:
-    """Return the folder of all runs; later processes use a temporary one until they get the run folder."""
+    """Return the folder of all runs; for a rank above 0, a temporary folder until it gets the run folder."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
 
 

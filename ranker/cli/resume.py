@@ -13,7 +13,7 @@ from ranker.config.targets import training_keys
 from ranker.errors import ConfigError
 
 # Keys that a resumed run may override, with all keys below them. They set how long and where the training runs, and
-# what it stores and shows. Any other key would make the training a different one.
+# what it stores and shows. A change of any other key would give a different training.
 CHANGEABLE = (
     "trainer",
     "batch.max_tokens",

@@ -12,7 +12,7 @@ from ranker.config.roots import CONF
 def answer_help(command: str) -> None:
     """If the command line has --help or -h, print the help of a command and exit.
 
-    This function replaces Hydra's help, which takes seconds with so many groups and omits the comments on the keys.
+    This replaces Hydra's help, which takes seconds with many groups and omits the comments on the keys.
     """
     arguments = sys.argv[1:]
     if not {"--help", "-h"} & set(arguments):

@@ -1,4 +1,4 @@
-"""`ranker compress`: make a trained ranker smaller: cut layers, attention heads and feed-forward units out of it."""
+"""`ranker compress`: cut layers, attention heads and feed-forward units out of a trained ranker."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _check(cfg: DictConfig, path: Path, source: Path, scorer: Any) -> None:
 
 
 def _tune(run: Path, folder: Path) -> None:
-    """Train the smaller model of `model/` with the configuration of the original run, and write it to `tuned/`."""
+    """Train the smaller model of `model/` with the configuration of the original run; write the result to `tuned/`."""
     training = load_stored(run / "config.yaml")
     training.checkpoint, training.resume = str(folder / "model"), False
     tuned = folder / "tuned"

@@ -14,6 +14,6 @@ from ranker.assembly.run import one_run
 
 @one_run()
 def publish(cfg: DictConfig) -> None:
-    """Write the folder of `to=`, or upload it with `to=hub:NAME`."""
+    """Write the published folder to `to=`, or upload this folder with `to=hub:NAME`."""
     run_folder.discard(Path(HydraConfig.get().runtime.output_dir))  # all files are written to `to`
     publish_checkpoint(cfg)

@@ -26,7 +26,7 @@ NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
 
 
 def replay(dump: Path) -> tuple[float, float]:
-    """Repeat a stored step on one device, from the weights before it.
+    """Repeat a stored step on one device, from the weights before this step.
 
     Returns:
         The step's loss and gradient norm.

@@ -79,7 +79,7 @@ def search(cfg: DictConfig) -> None:
         engines: dict[str, Any] | None = bm25_engines(everything, instantiate(cfg.model))
     else:
         engines = _vector_engines(cfg, trained, everything, folder)
-    if engines is None:  # not the first process: its part of the encoding is done
+    if engines is None:  # a rank above 0 has finished its part of the encoding
         return
     page = Report(cfg)
     report = {

@@ -1,4 +1,4 @@
-"""Make paths in a configuration absolute, so that it means the same in every working directory."""
+"""Make the paths in a configuration absolute, so that the configuration means the same in every working directory."""
 
 from __future__ import annotations
 

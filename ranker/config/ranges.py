@@ -28,7 +28,7 @@ class Range:
     below: bool = False
 
     def fault(self, value: Any) -> str:
-        """Return why a number is outside the range; empty if it is inside. Other values are left to other checks.
+        """Return why a number is outside the range; empty for a number inside and for a value that is not a number.
 
         >>> Range(1).fault(0), Range(0, 1).fault(0.5), Range(0, above=True).fault(math.inf)
         ('expected at least 1, got 0', '', 'expected a finite number above 0, got inf')

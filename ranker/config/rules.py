@@ -152,7 +152,7 @@ def _passages(cfg: DictConfig) -> list[str]:
 
 
 def _distillation(cfg: DictConfig) -> list[str]:
-    """Check `distill`, which needs a cross-encoder that reads whole docs; refuse options that it would ignore."""
+    """Check `distill`, which needs a cross-encoder that reads whole docs; refuse options that distillation ignores."""
     node = cfg.get("distill") if is_set(cfg, "distill") else None
     if not isinstance(node, DictConfig):
         return []

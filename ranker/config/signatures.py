@@ -20,9 +20,9 @@ class Parameter:
     """One parameter of a signature.
 
     Args:
-        name: Its name.
+        name: Name of the parameter.
         types: Names of the types that its annotation allows; empty: any value is accepted.
-        required: Whether it has no default.
+        required: Whether the parameter has no default.
         is_path: Whether its annotation includes `Path`.
     """
 
@@ -32,7 +32,7 @@ class Parameter:
     is_path: bool = False
 
     def fault(self, value: Any) -> str:
-        """Return why `value` does not fit; empty if it does."""
+        """Return why `value` does not fit; empty if `value` fits."""
         if not self.types:
             return ""
         if value is None:

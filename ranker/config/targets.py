@@ -14,8 +14,8 @@ from ranker.config.writing import parts_of
 from ranker.errors import did_you_mean
 
 # Names that the `_target_` of each group may use: a full name, or a prefix that ends in a dot. A configuration file is
-# data: it must not run arbitrary code, such as torch.hub.load or ranker.training.run_writer.write_text. A prefix is a
-# package, so a new file in this package needs no new entry.
+# data: it must not run arbitrary code, such as torch.hub.load or ranker.training.run_writer.write_text. Prefixes are
+# packages, so that a new file in a package needs no new entry.
 TRUSTED = {
     "data": ("ranker.data.sources.",),
     "model": (

@@ -97,7 +97,7 @@ def _are_devices(devices: Any) -> bool:
 
 
 def _unsupported(trainer: Mapping[str, Any]) -> list[str]:
-    """Return one fault for each argument that would make the results differ from the description in the run folder."""
+    """Return one fault for each argument with which the results would contradict the files in the run folder."""
     faults = [
         f"{key}: not supported, since an evaluation needs every query exactly once; leave it unset"
         for key in ("fast_dev_run", "barebones", "use_distributed_sampler")

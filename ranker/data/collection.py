@@ -27,7 +27,7 @@ class Doc:
 
     @property
     def full_text(self) -> str:
-        """Title and text, as models and BM25 read them."""
+        """Title and text in the form that models and BM25 read."""
         return f"{self.title} {self.text}" if self.title else self.text
 
 

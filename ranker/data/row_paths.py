@@ -116,7 +116,7 @@ def _hub_files(name: str, key: str, split: str) -> list[Path]:
     config, chosen = (parts[1] if len(parts) > 2 else None), (parts[-1] if len(parts) > 1 else split)
     try:
         loaded = datasets.load_dataset(parts[0], config, split="validation" if chosen == "val" else chosen)
-    except Exception as error:  # many classes of errors: no network, unknown name, unknown split
+    except Exception as error:  # the package raises errors of many classes: no network, unknown name, unknown split
         raise DataError(
             f"{key}: expected a file or the name of a data set on the hub, got {name!r} "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); check the name"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ranker.errors import DataError
 from ranker.processes import available_cores
 
-ALONE = 32  # this process computes so many items itself before it starts other processes, which takes a second
+ALONE = 32  # number of items that this process computes before it starts other processes, which takes a second
 MOST = 4  # one process writes the results of these processes, so more processes would only wait
 
 Item = TypeVar("Item")

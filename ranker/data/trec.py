@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 QRELS_COLUMNS = "query_id iteration doc_id relevance"
 RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
-_CHUNK_DOCS = 65_536  # so many ids are Python objects before they are packed into an array
+_CHUNK_DOCS = 65_536  # number of ids that are collected as Python objects, then packed into an array
 
 
 # reading
@@ -194,7 +194,7 @@ class _SeenDocs:
             before = self._finished.get(query_id)
             if before is None:
                 self._current = set()
-            else:  # the lines of this query are not consecutive: keep a set for it
+            else:  # the lines of this query are not consecutive, so it gets a set
                 self._current = before if isinstance(before, set) else set(before)
                 self._finished[query_id] = self._current
             self._query_id = query_id

@@ -144,7 +144,7 @@ def tune(
         fusion: The method.
         qrels: Judgements of the dev queries: query_id -> doc_id -> relevance.
         measure: An ir-measures name.
-        step: Difference of neighbouring weights; they sum to 1.
+        step: Weights are multiples of this number and sum to 1.
         relevance: Smallest grade that binary measures count as relevant.
 
     Returns:

@@ -34,7 +34,7 @@ UNREAD = -100  # label of a position without a token to predict
 
 @dataclass(frozen=True)
 class Passage:
-    """Token ids of a prompt and of the answer after it.
+    """The token ids of a prompt and of its answer.
 
     Args:
         prompt: Ids of the filled prompt.
@@ -102,7 +102,7 @@ class Reader:
         return cls(model, tokenizer, prompt, limits)
 
     def passage(self, query: str, doc: str, answer: str) -> Passage:
-        """Return the token ids of a filled prompt and of the answer after it.
+        """Return the token ids of a filled prompt and of its answer.
 
         For a language model, prompt and answer are tokenized as one text. The tokens at its start that equal those of
         the prompt alone are the prompt; all later tokens are the answer.

@@ -9,7 +9,7 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class Hinge(nn.Module):
-    r"""Penalise every pair of docs with different labels by the difference between the margin and its score gap.
+    r"""Penalise pairs of docs with different labels whose score gap is below the margin, by the missing amount.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \max(0, m - (s_i - s_j))
 

@@ -1,4 +1,4 @@
-"""KL divergence of the student's from the teacher's distribution over a group's docs."""
+"""KL divergence between the teacher's and the student's distribution over a group's docs."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class LambdaLoss(nn.Module):
 
     :math:`\rho` is the weight of LambdaRank, :math:`\delta` the weight of the tighter bound NDCG-Loss2; their weighted
     sum is NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores get different ranks, by ascending label. So the
-    loss is above 0 if all scores are equal, and it does not depend on the order of the docs in the batch. Labels below
-    0 have gain 0. A group without an ordered pair counts 0.
+    loss is above 0 if all scores are equal, and the order of the docs in the batch does not matter. Labels below 0 have
+    gain 0. A group without an ordered pair counts 0.
 
     Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 

@@ -210,7 +210,7 @@ class MonoBERT(nn.Module):
         write_prompt(folder, self.prompt)
 
     def classifier(self) -> Classifier:
-        """Return encoder and head in the form that model folders store."""
+        """Return encoder and head in the format of model folders."""
         dense = self.pooler[0] if isinstance(self.pooler, nn.Sequential) else None
         assert dense is None or isinstance(dense, nn.Linear)
         return Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)

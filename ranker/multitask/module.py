@@ -227,7 +227,7 @@ class Gradients:
         return reached.repeat_interleave(sizes, output_size=self.values.shape[1])[: self.num_shared]
 
     def cosine(self, task: int) -> Tensor:
-        """Return the cosine of ranking's and a task's gradient, over the shared parameters that the task reaches."""
+        """Return the cosine of the gradients of ranking and a task over the shared parameters that the task reaches."""
         shared = self.values[:, : self.num_shared]
         return cosine(shared[0], shared[task], self.reach(task))
 

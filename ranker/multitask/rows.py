@@ -24,7 +24,7 @@ from ranker.probing.spacy_model import forget
 
 log = logging.getLogger(__name__)
 
-# a head with pooling=span reads so many spans per target; the second span of a target with one span is empty (0, 0)
+# number of spans per target for a head with pooling=span; a target with one span gets an empty second span (0, 0)
 MAX_SPANS = 2
 
 

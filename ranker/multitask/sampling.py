@@ -11,7 +11,7 @@ from ranker.data.step_plan import StepPlan
 from ranker.hashing import mix
 from ranker.multitask.options import TaskSampling
 
-_PASS = 1 << 20  # pass n (from 0) over the ranking groups of an epoch has the shuffle of epoch number epoch + n * _PASS
+_PASS = 1 << 20  # in an epoch, pass n (from 0) over the ranking groups has the shuffle of epoch epoch + n * _PASS
 
 
 def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:

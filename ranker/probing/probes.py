@@ -142,7 +142,7 @@ class EdgeProbe:
 
 
 class _SpanSums(torch.autograd.Function):
-    """Projected weighted sum of each span, with a backward pass written by hand: autograd takes a CPU twice as long."""
+    """Projected weighted sum of each span. The handwritten backward pass takes half the CPU time of autograd."""
 
     @staticmethod
     def forward(ctx: Any, project: Tensor, bias: Tensor, score: Tensor, chunks: Sequence[SpanStates]) -> Tensor:

@@ -46,7 +46,7 @@ class StateCache:
         max_bytes: Maximum bytes of the states of one subject and one set of pairs.
         max_tokens: Maximum tokens of a batch, padding included.
         tokens: Which tokens are stored: `all`, or `spans`; for `spans`, callers of `states` pass `token_mask`.
-        sync_seconds: Seconds between two syncs; a kill loses at most so many seconds of work.
+        sync_seconds: Seconds between two syncs, which limit the work that a kill can lose.
 
     Raises:
         ConfigError: An unknown `dtype` or `tokens`.

@@ -88,7 +88,7 @@ class StateWriter:
         request: The states to compute.
         dtype: `float16`, `float32` or `int8`.
         max_tokens: Maximum tokens of a batch, padding included.
-        sync_seconds: Seconds between two syncs; a kill loses at most so many seconds of work.
+        sync_seconds: Seconds between two syncs, which limit the work that a kill can lose.
     """
 
     def __init__(self, folder: Path, request: StateRequest, dtype: str, max_tokens: int, sync_seconds: float) -> None:

@@ -134,7 +134,7 @@ def _dropout(stack: Stack, inputs: Inputs, options: TrainingOptions) -> Dropout:
 
 
 def _leaves(probe: EdgeProbe, optimizer: Adam, shape: tuple[int, int, int]) -> dict[str, Tensor]:
-    """Return leaf tensors by name, which like their gradients are views of the optimizer's flat matrices.
+    """Return leaf tensors by name. The tensors and their gradients are views of the optimizer's flat matrices.
 
     So the optimizer updates one matrix instead of many tensors.
     """

@@ -128,7 +128,7 @@ def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -
                 dynamic_shapes=(tuple(dict(free) for _ in names),),
                 verbose=False,
             )
-    except Exception as error:  # torch.export and the translation have many classes of errors
+    except Exception as error:  # torch.export and the translation raise errors of many classes
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(
             f"format: expected a model that torch exports to ONNX, got {type(error).__name__}: {reason}"
@@ -283,7 +283,7 @@ class _Normalize(nn.Module):
 
 
 def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """Pool padded states [rows, columns, dim] as `ranker.interactions.pooling.pool` does ragged ones, [rows, dim]."""
+    """Pool padded states [rows, columns, dim] to [rows, dim]; `ranker.interactions.pooling` is for ragged states."""
     if pooling == "cls":
         return states[:, 0]
     real = mask.unsqueeze(-1).to(states.dtype)

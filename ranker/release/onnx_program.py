@@ -119,7 +119,7 @@ class OnnxProgram(nn.Module):
             self.reads = str(settings["reads"])
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             self.encoder = OnnxTexts(tokenizer, int(settings["max_tokens"]), int(settings["dim"]))
-        except Exception as error:  # onnxruntime has its own classes of errors
+        except Exception as error:  # onnxruntime raises errors of its own classes
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(f"{folder}: expected a whole ONNX export, got {reason}; export it again") from error
         self._settings, self._prompt = settings, read_prompt(folder)
@@ -163,7 +163,7 @@ class OnnxProgram(nn.Module):
         return outputs.to(rows.tokens.device)
 
     def _token_vectors(self, rows: TokenBatch, masked: bool = False) -> TextVectors:
-        """Return a vector for each token of all rows; `masked`: for those alone that the graph says have one."""
+        """Return a vector for each token of all rows; with `masked`, only for tokens that the graph's mask marks."""
         values: dict[int, Tensor] = {}
         for group, layout, (vectors, doc_mask) in self._groups(self._sessions[0], rows):
             chosen = layout.mask.cpu() & torch.from_numpy(doc_mask == 1) if masked else layout.mask.cpu()

@@ -25,7 +25,7 @@ from ranker.hashing import mix
 
 log = logging.getLogger(__name__)
 
-MOST_VAL_QUERIES = 1000  # by default, at most so many queries are moved from train
+MOST_VAL_QUERIES = 1000  # largest number of queries that are moved from train by default
 Names = str | list[str]
 
 

@@ -61,7 +61,7 @@ class SyntheticFacts:
 
 
 def claim_of(doc: str, max_words: int) -> Claim | None:
-    """Return the first sentence of at most `max_words` words with a number or, failing that, a name; None if none.
+    """Return the first sentence of at most `max_words` words with a number or name (number first), or None.
 
     >>> claim_of("It was cold. In 1912 he sailed to Rome.", 40)
     ('In 1912 he sailed to Rome.', 'number', 3, 7)

@@ -200,8 +200,8 @@ def test_queries_that_another_set_tests_on_are_counted(caplog):
     mixed = replace(second, queries=second.queries | {"x1": "bab 1", "x2": "bab 4"})
     warn_of_shared_queries({"a": Splits(first, second, {}), "b": Splits(second, None, {"t": mixed})})
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
-        "data.sets.a: it trains on 2 queries that b validates or tests on",
-        "data.sets.b: it trains on 6 queries that a validates or tests on",
+        "data.sets.a: this set trains on 2 queries that b validates or tests on",
+        "data.sets.b: this set trains on 6 queries that a validates or tests on",
     ]
 
 

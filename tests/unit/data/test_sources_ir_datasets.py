@@ -161,7 +161,7 @@ def test_pc34_a_store_without_its_index_is_built_anew(home, caplog):
     for index in folder.glob("idx.*"):
         index.unlink()  # as if killed between writing positions and index
     docs = IrDatasetsDocs("vaswani")
-    assert "left unfinished" in caplog.text
+    assert "is unfinished" in caplog.text
     assert len(docs) == 11429 and docs["11429"].doc_id == "11429"
 
 

@@ -175,7 +175,7 @@ def test_a_report_on_another_encoder_is_refused_and_layers_that_are_cut_off_are_
     model = {"exits": "auto", "report": str(tmp_path)}
     (fault,) = faults_of(model, {"package": None, "name": "google-bert/bert-large-cased"})
     assert fault.startswith(
-        "model.report: expected a report on google-bert/bert-large-cased, got one on google-bert/bert-base"
+        "model.report: expected a report on google-bert/bert-large-cased, got a report on google-bert/bert-base"
     )
     assert faults_of(model, {"package": None, "name": "google-bert/bert-base-cased"}) == []
     for layers, expected in ((None, 5), (4, 2)):  # of 4 layers no layer below the last is near: the middle

