@@ -1,5 +1,6 @@
 """Checkpoints of the zoo, made at first use and shared by the tests of a process; a table of the measured values."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from tests.zoo.checkpoints import make
 from tests.zoo.outcomes import OUTCOMES
+from tests.zoo.precision import Float64Stays
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +23,16 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
         return made[family]
 
     return folder
+
+
+@pytest.fixture
+def float64_stays(family):
+    """transformers' code computes a float64 model in float64 throughout.
+
+    ModernBERT is left out: the layers of this package rotate in float32, too, as transformers' layers do.
+    """
+    with contextlib.nullcontext() if family == "modernbert" else Float64Stays():
+        yield
 
 
 COLUMNS = {

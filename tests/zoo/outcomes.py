@@ -19,9 +19,7 @@ class Outcome:
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
             dropout as a function and not as a module; `refused`: the family has no dropout on states.
         multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
-        single: Allowed difference in float32 between a row in a batch and the same row alone, divided by the largest
-            state.
-        double: The same in float64; 0: the family's code does not run in float64.
+        single: Allowed difference in float32 of a row in a batch from the row alone, relative to the largest state.
     """
 
     path: str = ""
@@ -30,7 +28,6 @@ class Outcome:
     dropout: str = "hashed"
     multi_vector: bool = True
     single: float = 1e-5
-    double: float = 1e-9
 
 
 PATHS = {
@@ -57,14 +54,8 @@ DROPOUT = {
         mamba2 qwen3_moe mixtral""",
     "random": "bart mbart opt bloom xlnet",  # XLNet: for as many relative positions as the longest row needs
 }
-
-TOLERANCES = {
-    "mamba": {"single": 1e-4},  # the family's recurrence multiplies rounding errors
-    "gemma2": {"double": 1e-6},  # transformers computes the softmax in float32
-    "t5gemma": {"double": 1e-6},
-    "qwen3_moe": {"double": 0},  # its experts are a kernel without float64
-    "mixtral": {"double": 0},
-}
+SINGLE = {"mamba": 1e-4}  # its recurrence multiplies rounding errors
+EXPERTS = ("qwen3_moe", "mixtral")  # the default kernel of their experts does not take float64
 
 
 def _key_of(family: str, lists: dict[str, str], default: str) -> str:
@@ -80,7 +71,7 @@ OUTCOMES = {
         dropout=_key_of(family, DROPOUT, "hashed"),
         # MultiVectorEncoder needs an attention mask, and can't extend I-BERT's table by markers
         multi_vector=family not in ("fnet", "ibert"),
-        **TOLERANCES.get(family, {}),
+        single=SINGLE.get(family, 1e-5),
     )
     for family in FAMILIES
 }

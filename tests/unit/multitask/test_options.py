@@ -48,8 +48,8 @@ def composed(*overrides):
         ("model.heads=[{task: bm25, layr: 5}]", "model.heads[0].layr: unknown key; did you mean layer?"),
         (
             "model.heads=[{task: bm25, layer: -1}]",
-            "model.heads[0].layer: expected a layer from 0 (the embeddings), a list of layers, middle, last or auto; got "
-            "-1",
+            "model.heads[0].layer: expected a layer from 0 (the embeddings), a list of layers, middle, last or auto; "
+            "got -1",
         ),
         ("model.heads=[{task: bm25, layer: []}]", "model.heads[0].layer: expected a layer from 0"),
         (
