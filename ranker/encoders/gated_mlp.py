@@ -87,8 +87,8 @@ def _is_gated(module: Any) -> bool:
     weight = gate.get_base_layer().weight
     if type(weight) is not nn.Parameter:  # sharded or quantized weights never run stacked
         return False
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(1, 4, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
+    generator = torch.Generator("cpu").manual_seed(0)
+    states = torch.randn(1, 4, weight.shape[1], generator=generator, device="cpu").to(weight.device, weight.dtype)
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
         expected = module(states)
         return torch.equal(down(functional.silu(gate(states)) * up(states)), expected)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LAUNCH = {"ROWS": 16, "COLUMNS": 128, "num_warps": 4}
+LAUNCH = {"ROWS": 2, "COLUMNS": 1024, "num_warps": 4}  # measured on an H200 with dim 3,072
 
 
 @triton.jit(do_not_specialize=["tokens"])
