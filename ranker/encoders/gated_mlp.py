@@ -1,7 +1,7 @@
-"""Gated feed-forward layers, down(silu(gate(x)) * up(x)), whose adapted layers run stacked (`adapted_linear`).
+"""Gated feed-forward layers, down(silu(gate(x)) * up(x)), with adapted layers that run stacked (`adapted_linear`).
 
-The stacked product of gate and up is one tensor [tokens, 2 * dim]. One kernel reads it and computes SiLU and the
-product with the values; in the backward pass one kernel writes the gradient of the whole tensor.
+One matrix product computes the outputs of gate and up as one tensor [tokens, 2 * dim]. One kernel reads this tensor and
+computes silu(gates) * values. In the backward pass, one kernel writes the gradient of the whole tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ try:  # Triton comes with torch's CUDA builds
 except ImportError:
     kernels = None  # type: ignore[assignment]
 
-PARTS = ("gate_proj", "up_proj", "down_proj")  # the layers' names in transformers' models
+PARTS = ("gate_proj", "up_proj", "down_proj")  # names of the three linear layers in transformers' models
 
 
 @custom_op("ranker::gated_silu", mutates_args=())
@@ -38,7 +38,7 @@ def _(x: Tensor) -> Tensor:
 
 @custom_op("ranker::gated_silu_backward", mutates_args=())
 def gated_silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `gated_silu`, [tokens, 2 * dim], for the gradient of its output, [tokens, dim]."""
+    """Return the gradient of `gated_silu`, [tokens, 2 * dim], from the gradient of its output, [tokens, dim]."""
     if kernels is not None and x.is_cuda:
         return kernels.gated_silu_backward(grad, x)
     gates, values = x.chunk(2, 1)
@@ -63,10 +63,10 @@ gated_silu.register_autograd(_backward, setup_context=_keep)
 
 
 def use_gated_kernel(model: nn.Module) -> int:
-    """Let a model's gated feed-forward layers use `gated_silu` in passes that run stacked; return their number.
+    """Let a model's gated feed-forward layers use `gated_silu` in passes that run stacked; return how many do so.
 
-    A module counts if it has layers with the names `PARTS`, gate and up are a group of stacked layers, and it computes
-    down(silu(gate(x)) * up(x)) for random x.
+    A module is such a layer if it has layers with the names `PARTS`, if its gate and up are stacked together, and if it
+    computes down(silu(gate(x)) * up(x)) for random x.
     """
     found = 0
     module: Any
@@ -95,7 +95,7 @@ def _is_gated(module: Any) -> bool:
 
 
 class Gated:
-    """Forward pass of a gated feed-forward layer of transformers."""
+    """Forward pass of a gated feed-forward layer of transformers, which uses `gated_silu` where it can."""
 
     packing: Any
     gate_proj: Any

@@ -166,7 +166,7 @@ class TransformersForward:
         """Call the model on token ids [rows, columns]. Segments are passed only to a model that reads them."""
         if self.reads_segments:
             more["token_type_ids"] = segments
-        if self._takes_cache:  # a cache would keep keys and values, and layers would be compiled one by one
+        if self._takes_cache:  # a cache keeps keys and values, and makes torch compile each layer
             more["use_cache"] = False
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 

@@ -20,7 +20,8 @@ from ranker.types import TokenBatch
 
 POOLINGS = ("max", "sum")
 ACTIVATIONS = ("relu", "log1p_relu")  # applied before the logarithm; the names are those of sentence-transformers
-SPARSE = 32  # on an H200, the kernel's backward pass takes as long as `term_blocks` with 1 / SPARSE of all terms
+# if 1 / SPARSE of all terms have a gradient, the backward passes of kernel and `term_blocks` take the same time (H200)
+SPARSE = 32
 
 
 def term_weights(

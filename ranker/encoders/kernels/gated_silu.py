@@ -1,6 +1,6 @@
-"""SiLU of gates times values in one Triton kernel, forward and backward (SwiGLU; Shazeer, 2020, arXiv:2002.05202).
+"""SiLU of gates, times values, in one Triton kernel with its backward pass (SwiGLU; Shazeer, 2020, arXiv:2002.05202).
 
-The backward pass computes SiLU again, so only the linear layer's output is stored for it.
+The backward pass computes SiLU again, so only the linear layer's output has to be stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LAUNCH = {"ROWS": 2, "COLUMNS": 1024, "num_warps": 4}  # measured on an H200 wit
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(x, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Compute ROWS tokens and COLUMNS values."""
+    """Compute the results of ROWS tokens and COLUMNS columns."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (rows < tokens)[:, None] & (columns < DIM)[None, :]
@@ -30,7 +30,7 @@ def _forward(x, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.
 def _backward(
     grad_out, x, grad, tokens, grad_stride, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Compute ROWS tokens and COLUMNS values of both halves."""
+    """Compute the gradients of ROWS tokens and COLUMNS columns of both halves, gates and values."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (rows < tokens)[:, None] & (columns < DIM)[None, :]
@@ -49,7 +49,7 @@ def gated_silu(x: Tensor) -> Tensor:
     """Return `silu(gates) * values`, computed in float32.
 
     Args:
-        x: Gates and then values of each token, bf16 or fp16 [tokens, 2 * dim].
+        x: The gates of each token, then its values, bf16 or fp16 [tokens, 2 * dim].
 
     Returns:
         [tokens, dim]
@@ -69,8 +69,8 @@ def gated_silu_backward(grad_out: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `gated_silu`, [tokens, 2 * dim].
 
     Args:
-        grad_out: Gradient of the output, [tokens, dim]; the values of a token are adjacent in memory.
-        x: As in `gated_silu`.
+        grad_out: Gradient of the output, [tokens, dim]; the values of a token are contiguous in memory.
+        x: See `gated_silu`.
     """
     x = x.contiguous()
     grad_out = grad_out if grad_out.stride(1) == 1 else grad_out.contiguous()

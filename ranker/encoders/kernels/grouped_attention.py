@@ -5,9 +5,9 @@ backward pass needs only the states and the logarithms of the softmax sums. A bl
 after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are not
 copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
 
-The backward pass has one kernel for the gradients of queries and one for those of keys and values. Both compute the
-attention weights again. A single kernel would save two of seven matrix products per pair of blocks, but it needs three
-times the registers with heads of 128, and took twice the time.
+One kernel of the backward pass computes the gradients of queries, another one those of keys and values. Both compute
+the attention weights again. A single kernel would save two of seven matrix products for each pair of blocks. But with
+heads of size 128 it needs three times the registers, and it took twice the time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _queries_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one head of a block of queries, and the products of outputs and their gradients."""
+    """Compute the gradient of a block of queries of one head, and the inner product of each output and its gradient."""
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
     if row >= 0:
@@ -134,7 +134,7 @@ def _keys_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
     SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one head of a block of keys and values, over the queries of all heads of its group."""
+    """Compute the gradients of a block of keys and values of one head, over the queries of all heads of its group."""
     key_heads = HEADS // GROUP
     number, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
@@ -150,7 +150,7 @@ def _keys_backward(
         highest = length
         if WINDOW >= 0:
             highest = tl.minimum(begin + SIZE + WINDOW, length)
-        # one loop over heads and blocks of queries, so that the next block loads while this one is computed
+        # one loop over heads and blocks of queries, so that the next block is loaded while this one is computed
         steps = tl.cdiv(highest - begin, QUERIES)
         for step in tl.range(0, steps * GROUP, num_stages=STAGES):
             member = head * GROUP + step // steps
@@ -173,7 +173,7 @@ def _keys_backward(
         tl.store(grad_value + places, grad_v.to(grad_value.dtype.element_ty), mask=is_key)
 
 
-# measured on an H200 with rows of 87 tokens, see docs/performance.md
+# launch settings, measured on an H200 with rows of 87 tokens, see docs/performance.md
 FORWARD = {"SIZE": BLOCK, "KEYS": 64, "num_warps": 4, "num_stages": 2}
 QUERIES_BACKWARD = {"SIZE": BLOCK, "KEYS": 32, "STAGES": 2, "num_warps": 4}
 KEYS_BACKWARD = {"SIZE": BLOCK, "QUERIES": 32, "STAGES": 2, "num_warps": 4}
