@@ -10,7 +10,10 @@ vocabulary of random words, and the texts are generated, with 87 tokens a pair. 
 loaded before the first round, and they are measured in turn. A round ends with the answers to the last requests, at
 most `--limit` seconds after these were sent. The table has, over all rounds, requests and pairs per second, percentiles
 of a request's time, and the CPU seconds of the server's process (without those that tokenize for it) for 1,000 pairs.
-The last columns are the ratios of requests per second and of CPU seconds.
+The last columns are the ratios of requests per second and of CPU seconds. Lines below the rows of a
+number of clients say where the time of this package's server went in the last round: the stages of a request, the
+states of the model's thread (`prepare`: it collates and launches a batch, and on a CPU also computes it; `wait`: for
+the GPU; `idle`: no pairs), how full its batches were, and the CPU time of its processes and of the clients.
 
 - ranker: `ranker.serving` with `RerankerModel`;
 - sentence-transformers: `ranker.serving` with `CrossEncoder.predict` of 32 pairs, its default, as the model; each call
@@ -38,7 +41,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from serving_profile import Snapshot, lines  # noqa: E402
 
 WAYS = ("ranker", "sentence-transformers")
 SIZES = {"tiny": (2, 64, 2, 256), "minilm": (6, 384, 12, 1536), "base": (12, 768, 12, 3072)}
@@ -60,6 +65,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120, help="seconds for one answer")
     parser.add_argument("--words", type=int, default=42, help="of a doc")
     parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS)
     parser.add_argument("--serve", choices=WAYS, help="be the server of one way, on a free port that is printed")
     args = parser.parse_args()
     if args.serve:
@@ -72,27 +78,30 @@ def main() -> None:
         else:
             folder = args.folder or minilm(temporary)
             bodies = requests(args.docs, args.words, folder)
-        ports = {way: stack.enter_context(server(way, folder, args)) for way in WAYS}
-        for way, port in ports.items():
+        servers = {way: stack.enter_context(server(way, folder, args)) for way in args.ways}
+        for way, (port, _) in servers.items():
             answer = ask(port, bodies[0], args.limit)
             first = answer["results"][0]
             tokens = answer["usage"]["total_tokens"] / args.docs
             print(
                 f"{way}: doc {first['index']} with {first['relevance_score']:.5f} is first; {tokens:.0f} tokens a pair"
             )
-        for port in ports.values():
-            load(port, bodies, 16, args.warm_up, args.limit)
+        for running in servers.values():
+            load(*running, bodies, 16, args.warm_up, args.limit)
         print(f"load of this machine: {', '.join(f'{value:.1f}' for value in os.getloadavg())}, {os.cpu_count()} cores")
         columns = (
             "clients | way | requests/s | pairs/s | p50 ms | p95 ms | p99 ms | CPU s | requests/s, ratio | CPU, ratio"
         )
         print(f"| {columns} |\n|{' --- |' * 10}")
         for clients in args.clients:
-            measured: dict[str, list[Round]] = {way: [] for way in WAYS}
+            measured: dict[str, list[Round]] = {way: [] for way in args.ways}
             for _ in range(args.rounds):
-                for way, port in ports.items():
-                    measured[way].append(load(port, bodies, clients, args.seconds, args.limit))
+                for way, running in servers.items():
+                    measured[way].append(load(*running, bodies, clients, args.seconds, args.limit))
             report(clients, args.docs, measured)
+            if "ranker" in measured:
+                profile = measured["ranker"][-1].profile
+                print("\n" + "\n".join(f"- {line}" for line in profile) + "\n", flush=True)
 
 
 # the servers -------------------------------------------------------------------------------------------------------
@@ -208,8 +217,8 @@ def run_server(way: str, folder: Path, precision: str, limit: float) -> None:
 
 
 @contextmanager
-def server(way: str, folder: Path, args: argparse.Namespace) -> Iterator[int]:
-    """A server process that is ready; yields its port."""
+def server(way: str, folder: Path, args: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """A server process that is ready; yields its port and its process id."""
     options = [f"--precision={args.precision}", f"--limit={args.limit}"]
     command = [sys.executable, __file__, f"--serve={way}", f"--folder={folder}", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -222,7 +231,7 @@ def server(way: str, folder: Path, args: argparse.Namespace) -> Iterator[int]:
             if connection.getresponse().status == 200:
                 break
             time.sleep(0.2)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait(60)
@@ -233,11 +242,15 @@ def server(way: str, folder: Path, args: argparse.Namespace) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Round:
-    """Times of the answers of a round, its length, and what the server's process computed meanwhile, in seconds."""
+    """Times of the answers of a round, its length, and what the server's process computed meanwhile, in seconds.
+
+    `profile`: lines that say where the time went.
+    """
 
     answers: list[float]
     seconds: float
     cpu_seconds: float
+    profile: list[str]
 
 
 def requests(docs: int, words: int, folder: Path) -> list[bytes]:
@@ -265,14 +278,7 @@ def ask(port: int, body: bytes, limit: float) -> Any:
     return json.loads(connection.getresponse().read())
 
 
-def server_cpu_seconds(port: int) -> float:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("process_cpu_seconds_total "))
-
-
-def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: float) -> Round:
+def load(port: int, pid: int, bodies: list[bytes], clients: int, seconds: float, limit: float) -> Round:
     """Send requests from some clients for some seconds; wait for the last answers."""
     count = min(CLIENT_PROCESSES, os.cpu_count() or 1, clients)
     shares = [range(number, clients, count) for number in range(count)]
@@ -282,7 +288,7 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: fl
     processes = [context.Process(target=some_clients, args=(share, barrier, queue, *options)) for share in shares]
     for process in processes:
         process.start()
-    cpu_seconds = server_cpu_seconds(port)
+    before = Snapshot.of(port, pid)
     barrier.wait()
     started = time.perf_counter()
     parts = [queue.get(timeout=seconds + 2 * limit) for _ in processes]
@@ -293,7 +299,9 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: fl
     failed = [text for _, texts in parts for text in texts]
     if failed or not answers:
         sys.exit(f"error: {failed or 'no answer'}")
-    return Round(answers, ended - started, server_cpu_seconds(port) - cpu_seconds)
+    after, name = Snapshot.of(port, pid), "process_cpu_seconds_total"
+    profile = lines(before, after, len(answers), ended - started)
+    return Round(answers, ended - started, after.get(name) - before.get(name), profile)
 
 
 def some_clients(

@@ -37,8 +37,10 @@ BLOCK = 1 << 20  # number of ids that are compared at a time, to bound memory
 LOG_SECONDS = 30
 MANY_UNKNOWN = 0.1  # share of unknown tokens above which a warning is logged
 MOST_UNKNOWN = 0.5  # share of unknown tokens above which the build fails
-FEW_TOKENS = 1000  # with fewer tokens, the shares are not checked, because they may be due to chance
-BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's byte strings end at a NUL, and UTF-8 has no surrogates
+FEW_TOKENS = 1000  # with fewer tokens, the shares may be due to chance, so they are not checked
+BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
+BERT = ("BertNormalizer", "BertPreTokenizer", "WordPiece")
+PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
 
 
@@ -62,6 +64,15 @@ class TextEncoder:
     """Tokenizes texts with a copy of the tokenizer, so that the caller's tokenizer does not change; thread-safe.
 
     The result never has the id of a control token (padding, separator, ...), with any text.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        max_tokens: Longer texts keep their first `max_tokens` tokens.
+
+    Attributes:
+        by_word: Whether the tokens of a text are those of its words, split at white space, one after another.
+        dtype: Type of the token ids.
+        unknown: Id of the token for what is not in the vocabulary; -1: there is none.
 
     Raises:
         ConfigError: The tokenizer is not a fast one, or `max_tokens` is not positive.
@@ -87,6 +98,12 @@ class TextEncoder:
         self._literal = re.compile("|".join(re.escape(token) for token in special.values() if token) or "(?!)")
         self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
         self.dtype = np.dtype("<u2" if num_ids <= 1 << 16 else "<i4")
+        self.max_tokens = max_tokens
+        parts = tuple(type(part).__name__ for part in (backend.normalizer, backend.pre_tokenizer, backend.model))
+        # BERT splits at punctuation, so no word gives a control token that contains some
+        self.by_word = parts == BERT and all(
+            token.special and len(token.content) > 1 and PUNCTUATION.search(token.content) for token in added.values()
+        )
 
     def __call__(self, texts: list[str]) -> Encoded:
         """Return the number of tokens of each text, int64 [texts], and all token ids, `dtype` [tokens]."""

@@ -80,11 +80,14 @@ class _Routes:
     # routes ------------------------------------------------------------------------------------------------------
 
     async def rerank(self, request: Request) -> Response:
+        started = time.perf_counter()
         parsed = self.schemas.parse_rerank(await self._body(request))
         is_list = "texts" in parsed.model_fields_set
         texts = [text_of(value) for value in (parsed.texts if is_list else parsed.documents)]
         query = text_of(parsed.query)
+        self.engine.metrics.stage("body", time.perf_counter() - started)
         scores, tokens = await self._scores(request, [(query, text) for text in texts])
+        started = time.perf_counter()
         results: list[dict[str, Any]] = []
         order = np.argsort(-scores, kind="stable")[: parsed.top_n].tolist()
         values = self._shown(scores, parsed.raw_scores)
@@ -92,13 +95,21 @@ class _Routes:
             results.append({"index": index, "score" if is_list else "relevance_score": values[index]})
             if parsed.return_documents or parsed.return_text:
                 results[-1] |= {"text": texts[index]} if is_list else {"document": {"text": texts[index]}}
-        return JSONResponse(results if is_list else {"results": results, "usage": {"total_tokens": tokens}})
+        response = JSONResponse(results if is_list else {"results": results, "usage": {"total_tokens": tokens}})
+        self.engine.metrics.stage("reply", time.perf_counter() - started)
+        return response
 
     async def score(self, request: Request) -> Response:
+        started = time.perf_counter()
         parsed = self.schemas.parse_score(await self._body(request))
         pairs = [(text_of(query), text_of(doc)) for query, doc in parsed.pairs]
+        self.engine.metrics.stage("body", time.perf_counter() - started)
         scores, tokens = await self._scores(request, pairs)
-        return JSONResponse({"scores": self._shown(scores, parsed.raw_scores), "usage": {"total_tokens": tokens}})
+        started = time.perf_counter()
+        answer = {"scores": self._shown(scores, parsed.raw_scores), "usage": {"total_tokens": tokens}}
+        response = JSONResponse(answer)
+        self.engine.metrics.stage("reply", time.perf_counter() - started)
+        return response
 
     async def health(self, _: Request) -> Response:
         state = self.engine.state

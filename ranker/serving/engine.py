@@ -114,10 +114,14 @@ class Engine:
         self._count(1, len(pairs))
         job: Job | None = None
         try:
+            started = time.perf_counter()
             tokenized = await self._loop.run_in_executor(self._tokenizers, self._model.tokenize, pairs)
-            job = Job(tokenized, self._loop.create_future())
+            job, queued = Job(tokenized, self._loop.create_future()), time.perf_counter()
             self._queue.put(job)
             await job.done
+            self.metrics.stage("tokenize", queued - started)
+            self.metrics.stage("queue", job.taken_at - queued)
+            self.metrics.stage("score", time.perf_counter() - job.taken_at)
             return job.scores, int(tokenized.sizes.sum())
         finally:
             if job is not None:
@@ -156,19 +160,30 @@ class Engine:
             self._in_loop(on_failure)
             return
         self._model = model
+        self.metrics.batch_max_tokens.set(model.max_tokens)
         log.info("the model is loaded")
         ended = 0.0
         following: _Batch | None = None
         while batch := following or self._next_batch(model):
             following = self._next_batch(model, only_full=True) if model.computes_aside else None
+            before = time.perf_counter()
             outcome = batch.outcomes()
             started, ended = max(ended, batch.started), time.perf_counter()
+            self.metrics.thread("wait", ended - before)
             self._in_loop(self._deliver, batch.jobs, batch.parts, outcome, ended - started)
 
     def _next_batch(self, model: Model, only_full: bool = False) -> _Batch | None:
         """Launch the next batch; None: the queue is closed and empty, or there is no full batch."""
+        before = time.perf_counter()
         jobs = self._queue.take(model.max_tokens, only_full)
-        return _Batch(model, jobs) if jobs else None
+        self.metrics.thread("idle", time.perf_counter() - before)
+        if not jobs:
+            return None
+        before, cpu = time.perf_counter(), time.thread_time()
+        batch = _Batch(model, jobs)
+        self.metrics.thread("prepare", time.perf_counter() - before)
+        self.metrics.thread("prepare_cpu", time.thread_time() - cpu)
+        return batch
 
     def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -26,6 +26,19 @@ class Metrics:
             "ranker_request_seconds", "From the request's first line to its answer.", buckets=SECONDS, **labels("route")
         )
         self.queue_pairs = Gauge("ranker_queue_pairs", "Pairs of accepted requests without scores.", **labels())
+        self._stages = Counter(
+            "ranker_stage_seconds",
+            "Time of answered requests: body (received and checked), tokenize, queue (until a batch has its first "
+            "pair), score (until it has all scores), reply.",
+            **labels("stage"),
+        )
+        self._thread = Counter(
+            "ranker_thread_seconds",
+            "Time of the model's thread: idle (no pairs), prepare (collate, copy and launch a batch), prepare_cpu (of "
+            "this, CPU time), wait (for the scores of a launched batch).",
+            **labels("state"),
+        )
+        self.batch_max_tokens = Gauge("ranker_batch_max_tokens", "Token budget of a batch.", **labels())
         self._pairs = Counter("ranker_pairs", "Scored pairs of a query and a doc.", **labels())
         self._tokens = Counter("ranker_tokens", "Tokens of the scored pairs.", **labels())
         self._batch_seconds = Histogram("ranker_batch_seconds", "Time of a batch.", buckets=SECONDS, **labels())
@@ -36,6 +49,14 @@ class Metrics:
         """Count an answered request."""
         self.requests.labels(route, str(status)).inc()
         self.request_seconds.labels(route).observe(seconds)
+
+    def stage(self, name: str, seconds: float) -> None:
+        """Count the time of a request's stage."""
+        self._stages.labels(name).inc(seconds)
+
+    def thread(self, state: str, seconds: float) -> None:
+        """Count time of the model's thread."""
+        self._thread.labels(state).inc(max(seconds, 0.0))
 
     def batch(self, requests: int, pairs: int, tokens: int, seconds: float) -> None:
         """Count a batch."""

@@ -12,7 +12,7 @@ from ranker.assembly.reranker import Reranker
 from ranker.data.collate import Collator
 from ranker.data.memory_store import MemoryStore
 from ranker.serving.interface import Part
-from ranker.serving.tokenizing import TokenizerProcesses, default_count
+from ranker.serving.tokenizing import TokenizerProcesses, default_count, with_cache
 
 CPU_MAX_TOKENS, GPU_MAX_TOKENS = 2048, 65536
 
@@ -56,7 +56,9 @@ class RerankerModel:
         reranker.scorer.to(reranker.devices.device)
         reranker.scorer.eval()
         count = default_count(self.computes_aside) if tokenizers is None else tokenizers
-        self._reranker = reranker.tokenized_by(lambda encoders: TokenizerProcesses(encoders, count).encoders)
+        self._reranker = reranker.tokenized_by(
+            lambda encoders: TokenizerProcesses([with_cache(encoder) for encoder in encoders], count).encoders
+        )
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> TokenizedPairs:
         """Tokenize a request's pairs; each text is tokenized once."""

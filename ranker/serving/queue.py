@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ class Job:
     taken: int = 0  # pairs that were put into batches
     scored: int = 0
     gone: bool = False  # nobody waits for the scores
+    taken_at: float = 0.0  # when the first pair was put into a batch, on the clock of `time.perf_counter`
 
     def __post_init__(self) -> None:
         self.scores = np.empty(len(self.pairs.sizes), dtype=np.float32)
@@ -102,6 +104,7 @@ class PairQueue:
                 self._jobs.appendleft(job)
                 break
             count = max(count, 1)
+            job.taken_at = job.taken_at or time.perf_counter()
             batch.append((job, Part(job.pairs, job.taken, job.taken + count)))
             job.taken += count
             room -= int(ends[count - 1])

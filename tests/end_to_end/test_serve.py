@@ -136,6 +136,32 @@ def test_requests_share_batches_and_do_not_change_each_other(reranker):
         assert metric(client, "ranker_pairs_total") == sum(len(body["documents"]) for body in bodies)
 
 
+def test_the_counters_say_where_the_time_of_requests_goes(reranker):
+    model = HeldModel(reranker, max_tokens=500)
+    held = 0.5
+    with running(lambda: model) as client, ThreadPoolExecutor(2) as pool:
+        wait_until(client, is_ready)
+        model.go.clear()
+        first = pool.submit(client.post, "/rerank", json=BODY)
+        wait_until(client, lambda _: model.busy.is_set())
+        second = pool.submit(client.post, "/score", json={"pairs": [[QUERY, DOCS[0]]]})
+        wait_until(client, lambda c: metric(c, "ranker_queue_pairs") == 5)
+        time.sleep(held)
+        model.go.set()
+        assert {first.result().status_code, second.result().status_code} == {200}
+
+        def stage(name):
+            return metric(client, f'ranker_stage_seconds_total{{stage="{name}"}}')
+
+        assert stage("queue") >= held and stage("score") >= held  # of the second request, and of the first
+        assert metric(client, 'ranker_thread_seconds_total{state="prepare"}') >= held
+        assert metric(client, 'ranker_thread_seconds_total{state="prepare_cpu"}') < held
+        total = sum(metric(client, f'ranker_request_seconds_sum{{route="{route}"}}') for route in ("/rerank", "/score"))
+        stages = sum(map(stage, ("body", "tokenize", "queue", "score", "reply")))
+        assert 0.7 * total < stages < total
+        assert metric(client, "ranker_batch_max_tokens") == 500
+
+
 def test_a_request_over_which_the_model_fails_fails_alone(reranker, caplog):
     model = HeldModel(reranker, failing="a secret text")
     with running(lambda: model) as client, ThreadPoolExecutor(3) as pool:
