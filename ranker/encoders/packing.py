@@ -302,9 +302,10 @@ def _attend_apart(
         window = None if rule.window is None else rule.window - 1
         query, key, value = states
         return list_attention(query, key, value, forward.layout, rule.scale, window, rate).unsqueeze(0), None
-    if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, states[0].dtype):
+    by_row = plain and _all_read(forward, rule)
+    if by_row and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, states[0].dtype):
         return _unpadded(states, forward, rule).unsqueeze(0), None
-    if plain and runs_by_row(query.device, rate) and _all_read(forward, rule):
+    if by_row and runs_by_row(query.device, rate):
         window = None if rule.window is None else rule.window - 1
         query, key, value = states
         return attend_rows(query, key, value, forward.layout, rule.scale, rule.causal, window).unsqueeze(0), None
@@ -372,7 +373,12 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
         padded = [part[cells].transpose(1, 2) for part in states]
         keys = real if attended is None else columns < attended[group.rows].unsqueeze(1)
         all_keys = attended is None and group.uniform
-        mixed = _attend(padded, _mask(keys, all_keys, rule, columns), rule).transpose(1, 2)
+        mask = _mask(keys, all_keys, rule, columns)
+        if mask is None or rule.window is None:
+            mixed = _attend(padded, mask, rule).transpose(1, 2)
+        else:  # padding and tokens that no other attends to may have no key in their window, and SDPA may return NaN
+            lonely = ~mask.any(-1, keepdim=True)
+            mixed = _attend(padded, mask | lonely, rule).masked_fill(lonely, 0.0).transpose(1, 2)
         real_cells = real.flatten().nonzero_static(size=int(group.lengths.sum()))[:, 0]
         results.append(mixed.flatten(0, 1).index_select(0, real_cells))
         indices.append(cells.flatten().index_select(0, real_cells))
@@ -382,7 +388,10 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 
 def _all_read(forward: Pass, rule: _Rule) -> bool:
-    """Return whether only one of these limits a row's keys: `attended`, or causality and window."""
+    """Return whether a row's keys are limited by `attended` alone or by causality and window alone, not by both.
+
+    Kernels without padding align the last query of a row with its last key, so that they can't limit keys by both.
+    """
     limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)
     return forward.batch.attended is None or not limited
 
@@ -399,8 +408,6 @@ def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor 
         mask = mask & (distance >= 0)
     if windowed:
         mask = mask & (distance.abs() < reach)
-        # without this, a padding query with no key in its window would give NaN
-        mask = mask | (columns.unsqueeze(1) == columns)
     return mask
 
 

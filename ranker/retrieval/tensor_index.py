@@ -20,6 +20,8 @@ from ranker.retrieval.vector_store import VectorStore
 
 GROUP = 16  # size of the groups of neighbouring vectors in `_promising`
 PRODUCTS = 2**29  # largest number of inner products in memory at a time
+PRODUCTS_ON_GPU = 2**30  # the same on a GPU with `FREE_MEMORY` bytes of free memory
+FREE_MEMORY = 2**34
 EXACT_NUMBERS = 2**25  # largest number of vector elements in memory at a time in `exact`
 SHARE_OF_MEMORY = 0.7  # share of a GPU's free memory that vectors may take
 # Largest error of an inner product of two vectors of length 1. Bfloat16 has 8 significant bits: both factors and the
@@ -140,9 +142,12 @@ class TensorIndex:
         scores = torch.empty(len(queries), 0, dtype=self._dtype, device=part.device)
         indices = torch.empty(len(queries), 0, dtype=torch.int64, device=part.device)
         first = part.first
-        for block in self._blocks(part, max(GROUP, PRODUCTS // len(queries) // GROUP * GROUP)):
+        size = _products(part.device) // len(queries) // GROUP * GROUP
+        for block in self._blocks(part, max(GROUP, size)):
             products = on_device @ block.T
-            members = _promising(products, count)
+            # the lowest of the best so far: a vector with a lower product is not among the best
+            lowest = scores[:, -1:] if scores.shape[1] == count else None
+            members = _promising(products, count, lowest)
             some = products if members is None else products.gather(1, members)
             own = torch.arange(len(block), device=part.device).expand(len(queries), -1) if members is None else members
             scores, indices = _best(torch.cat([scores, some], 1), torch.cat([indices, own + first], 1), count)
@@ -209,14 +214,23 @@ class TensorIndex:
         return out
 
 
-def _promising(products: Tensor, count: int) -> Tensor | None:
-    """Return columns among which are the `count` best ones of each query, int64 [queries, columns].
+def _products(device: torch.device) -> int:
+    """Return the number of inner products that a device holds at a time."""
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] >= FREE_MEMORY:
+        return PRODUCTS_ON_GPU
+    return PRODUCTS
 
-    The columns are divided into groups of `GROUP`. The groups with the `count` highest maxima contain the best columns.
+
+def _promising(products: Tensor, count: int, lowest: Tensor | None) -> Tensor | None:
+    """Return columns that contain the `count` best ones of each query, int64 [queries, columns].
+
+    The columns are divided into groups of `GROUP`. The groups with the `count` highest maxima contain the best columns,
+    and of these only groups with a maximum above `lowest` can have one.
 
     Args:
         products: [queries, vectors].
         count: Number of best columns per query.
+        lowest: A product below which no column is of interest, [queries, 1]; None: every column is.
 
     Returns:
         The columns; None: all columns, because there are few.
@@ -224,7 +238,10 @@ def _promising(products: Tensor, count: int) -> Tensor | None:
     if products.shape[1] < 2 * GROUP * count:
         return None
     whole = products.shape[1] // GROUP * GROUP
-    largest = products[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(count, sorted=False).indices
+    maxima = products[:, :whole].unflatten(1, (-1, GROUP)).amax(2)
+    if lowest is not None:
+        count = min(count, int((maxima > lowest).sum(1).max()))
+    largest = maxima.topk(count, sorted=False).indices
     members = (largest.unsqueeze(2) * GROUP + torch.arange(GROUP, device=products.device)).flatten(1)
     rest = torch.arange(whole, products.shape[1], device=products.device).expand(len(products), -1)
     return torch.cat([members, rest], 1)

@@ -4,6 +4,7 @@ CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,24 @@ def test_states_and_gradients_are_near_those_of_each_row_alone(family, compile):
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         if theirs.grad is not None and theirs.grad.norm() > 1e-3:
             assert error(ours.grad, theirs.grad) < 0.1, name
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "modernbert-decoder", "ernie", "gemma2", "t5"])
+def test_tokens_that_no_other_attends_to_read_those_that_a_mask_lets_them_read(family):
+    """As ColBERT's expansion: the last tokens of each row, in transformers by itself padding that has states."""
+    model = model_of(family).eval()
+    reference = copy.deepcopy(model)
+    encoder = Encoder(model, tiny_tokenizer()).eval()
+    batch = rows_of(24, 24, 20)
+    batch = replace(batch, attended=torch.tensor([9, 17, 20], dtype=torch.int32).cuda(), num_attended=46)
+    alone = []
+    for row, kept in zip(batch.tokens.split([24, 24, 20]), (9, 17, 20), strict=True):
+        mask = (torch.arange(len(row)) < kept).long().cuda()
+        alone.append(reference(input_ids=row[None], attention_mask=mask[None]).last_hidden_state[0])
+    with torch.autocast("cuda", torch.bfloat16):
+        states = encoder(batch)
+    kept = torch.cat([torch.arange(24) < 20, torch.arange(24) < 24, torch.arange(20) < 20])  # else no key in a window
+    assert error(states[kept], torch.cat(alone)[kept]) < 0.03
 
 
 # masks that differ in one place give ernie an error of 0.009, and bfloat16 alone gives 0.0002; DistilBERT's layers keep
