@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
 
+Number = TypeVar("Number", bound=float | None)
 TRAINED_PER_LIST = 64  # training vectors per centroid of k-means
 FEW_PER_LIST = 39  # faiss warns if there are fewer training vectors per centroid
 # limits on a GPU (faiss's wiki, "Faiss on the GPU"): maximum of vectors fetched and of lists probed; allowed sizes of a
@@ -48,7 +49,7 @@ class IndexType(Protocol):
         ...
 
 
-def require(key: str, value: int | None) -> int | None:
+def require(key: str, value: Number) -> Number:
     """Return a value that is None or at least 1.
 
     Raises:

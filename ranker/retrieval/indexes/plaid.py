@@ -23,9 +23,11 @@ class Plaid:
     Args:
         bits: Bits per dimension of a residual: 2 or 4.
         centroids: Number of centroids; None: 16 times the square root of the number of vectors, a power of two.
-        probes: Centroids that each query token probes; None: so many that their lists have about 300,000 docs.
-        candidates: This many times the requested number of docs are compared by their compressed vectors.
-        rescore: This many times the requested number of docs are scored exactly.
+        probes: Centroids that each query token probes, on a CPU with numba at least 64. None: on a CPU with numba, so
+            many that they have about 35,000 vectors; elsewhere, so many that a query's lists have about 300,000 docs.
+        candidates: This many times the requested number of docs are compared by their compressed vectors. On a CPU with
+            numba, all docs that have a vector at a probed centroid are.
+        rescore: This many times the requested number of docs are scored exactly; None: 1.6 on a CPU with numba, else 3.
         stored: Whether exact scores are computed from the stored vectors; False: from decompressed ones.
         gpu: Whether to build and search on a GPU; None: yes if there is one.
     """
@@ -39,7 +41,7 @@ class Plaid:
         centroids: int | None = None,
         probes: int | None = None,
         candidates: int = 15,
-        rescore: int = 3,
+        rescore: float | None = None,
         stored: bool = True,
         gpu: bool | None = None,
     ) -> None:
@@ -49,7 +51,7 @@ class Plaid:
         self.effort = Effort(
             require("index.probes", probes) or 0,
             require("index.candidates", candidates) or 1,
-            require("index.rescore", rescore) or 1,
+            require("index.rescore", rescore) or 0,
         )
         if gpu and not torch.cuda.is_available():
             raise ConfigError("index.gpu: expected a GPU, got none; set index.gpu=null")

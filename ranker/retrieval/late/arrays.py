@@ -19,15 +19,13 @@ class Effort:
 
     Args:
         probes: Number of centroids that each token of a query probes.
-        candidates: Number of docs that are scored by their compressed vectors.
-        rescore: Number of docs that are scored exactly; on a CPU with stored vectors, first by some of their vectors.
-        exact: Number of docs that are then scored by all their vectors; 0 stands for `rescore`.
+        candidates: Number of docs that are scored by their compressed vectors; not read by `CPUSearch`.
+        rescore: Number of docs that are scored exactly.
     """
 
     probes: int
     candidates: int
-    rescore: int
-    exact: int = 0
+    rescore: float
 
 
 @dataclass
@@ -39,6 +37,7 @@ class Arrays:
         buckets: The buckets of the residuals.
         codes: Number of the centroid of each vector, uint16 or int32 [vectors].
         residuals: Packed residuals, uint8 [vectors, bytes].
+        scales: Factor of each decompressed vector, float16 [vectors].
         ends: Index after the last vector of each doc, int64 [docs].
         present: Whether a doc is not deleted, bool [docs].
     """
@@ -47,6 +46,7 @@ class Arrays:
     buckets: Buckets
     codes: np.ndarray
     residuals: np.ndarray
+    scales: np.ndarray
     ends: np.ndarray
     present: np.ndarray
 
@@ -62,10 +62,11 @@ class Arrays:
         whole = len(shards) == 1
         codes = shards[0].codes if whole else np.concatenate([shard.codes for shard in shards])
         residuals = shards[0].residuals if whole else np.concatenate([shard.residuals for shard in shards])
+        scales = shards[0].scales if whole else np.concatenate([shard.scales for shard in shards])
         counts = np.concatenate([shard.counts for shard in shards])
         present = np.ones(len(counts), dtype=bool)
         present[deleted] = False
-        return cls(*codec, codes, residuals, np.cumsum(counts, dtype=np.int64), present)
+        return cls(*codec, codes, residuals, scales, np.cumsum(counts, dtype=np.int64), present)
 
     @cached_property
     def _lists(self) -> tuple[np.ndarray, np.ndarray]:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BLOCK, GPU_BLOCK = 2**16, 2**19  # vectors compressed at a time on a CPU, and on a GPU
 MAX_SAMPLE = 2**22  # largest k-means sample, in vectors: 2 GiB for 128 dimensions in float32
+SCALES = (0.5, 1.9375)  # bounds of scales, which `cpu_kernels` reads as integers below 2
 FIT_NUMBERS = 2**22  # about how many elements of residuals the buckets are fitted to
 
 
@@ -102,8 +103,10 @@ def _compressed(store: VectorStore, number: int, codec: tuple[Centroids, Buckets
 
 def compress(
     vectors: np.ndarray, codec: tuple[Centroids, Buckets], device: str | torch.device = "cpu"
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the centroid of each vector, int64 [vectors], and its packed residual, uint8 [vectors, bytes].
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return centroids int64 [vectors], packed residuals uint8 [vectors, bytes] and scales float16 [vectors].
+
+    The scale gives a decompressed vector, the centroid plus the residual, the length of the vector.
 
     Args:
         vectors: [vectors, dim], of any floating-point type.
@@ -112,10 +115,15 @@ def compress(
     """
     centroids, buckets = codec[0].to(device), codec[1].to(device)
     codes, residuals = [np.zeros(0, dtype=np.int64)], [buckets.pack(centroids.values[:0]).cpu().numpy()]
+    scales = [np.zeros(0, dtype=np.float16)]
     size = BLOCK if torch.device(device).type == "cpu" else GPU_BLOCK
     for start in range(0, len(vectors), size):
         block = torch.from_numpy(np.array(vectors[start : start + size])).to(device).float()
         nearest = centroids.nearest(block)
         codes.append(nearest.cpu().numpy())
-        residuals.append(buckets.pack(block - centroids.values[nearest]).cpu().numpy())
-    return np.concatenate(codes), np.concatenate(residuals)
+        packed = buckets.pack(block - centroids.values[nearest])
+        residuals.append(packed.cpu().numpy())
+        lengths = (centroids.values[nearest] + buckets.unpack(packed, block.shape[1])).norm(dim=1)
+        ratios = (block.norm(dim=1) / lengths.clamp(min=1e-20)).clamp(*SCALES)
+        scales.append(ratios.half().cpu().numpy())
+    return np.concatenate(codes), np.concatenate(residuals), np.concatenate(scales)

@@ -1,247 +1,275 @@
 """Functions for the search on a CPU. Numba compiles them at their first use and caches the result on disk.
 
-Similarities with the query are 16-bit integers. A row holds those of up to `LANES` query tokens, so that four 64-bit
-additions add two rows. The similarities of a compressed vector are the row of its centroid plus one row of a table for
-each byte of its packed residual, so no vector is decompressed (WARP; Scheerer et al., 2025, arXiv:2501.17788).
+The similarities of a query token are 16-bit integers in units of the token's own step. That of a compressed vector is
+the similarity of its centroid, plus an entry of a table for each half byte of its packed residual, times the vector's
+scale. No vector is decompressed (WARP; Scheerer et al., 2025, arXiv:2501.17788).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-LANES = 16  # query tokens in a row of similarities; a lane is the place of one token
-WORDS = 4  # 64-bit words in a row of LANES 16-bit integers
-BINS = 2048  # of the histogram that finds the best centroids of a token
+from ranker.retrieval.late.tiles import GROUPS, LANES, ROWS, highest, highest_wide, rounded, rounded_wide
+from ranker.retrieval.late.vector_code import BLOCK, fetch, sums
+
+ENTRY = 63  # largest entry of a table: four of them fit into a byte
+REACH = 8000  # largest absolute similarity; times 4, it fits into 16 bits
+SAMPLE = 4096  # about how many centroids give the bounds of `probe`
+BINS = 4096  # of the histograms in `probe`
+
+LATER = 3  # probed centroids between the one whose vectors are read and the one whose vectors are fetched
+AHEAD = 4 * ROWS  # vectors between those that are compared and those that are fetched into the cache
+
+Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @njit(nogil=True, cache=True)
-def byte_table(query: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the inner product of each query token with each value of each byte, float32 [bytes, 256, LANES].
+def lists(
+    codes: np.ndarray, residuals: np.ndarray, scales: np.ndarray, owners: np.ndarray, num_centroids: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Arrange compressed vectors centroid by centroid, in blocks of `BLOCK`; the last block of a centroid has gaps.
 
     Args:
-        query: The vectors of the tokens, as columns, float32 [bytes * dimensions per byte, LANES].
-        values: The residual values that each byte encodes, float32 [256, dimensions per byte].
+        codes: Number of the centroid of each vector, integers [vectors].
+        residuals: Packed residuals, uint8 [vectors, bytes].
+        scales: Factor of each vector as an integer, int16 [vectors].
+        owners: Row of the doc of each vector, int32 [vectors]; -1: the vector is left out.
+        num_centroids: Number of centroids.
+
+    Returns:
+        The residuals, an even number of bytes, and the scales, see `vector_code.plain_sums`, uint8 [blocks, bytes + 2,
+        BLOCK]; the docs, int32 [blocks, BLOCK]; the first block of each centroid, int64 [centroids + 1]; and the number
+        of its vectors, int64 [centroids].
+    """
+    sizes = np.zeros(num_centroids, dtype=np.int64)
+    for vector in range(len(codes)):
+        sizes[codes[vector]] += owners[vector] >= 0
+    starts = np.zeros(num_centroids + 1, dtype=np.int64)
+    for centroid in range(num_centroids):
+        starts[centroid + 1] = starts[centroid] + (sizes[centroid] + BLOCK - 1) // BLOCK
+    num_bytes, even = residuals.shape[1], residuals.shape[1] + residuals.shape[1] % 2
+    blocks, docs = (
+        np.zeros((starts[-1], even + 2, BLOCK), dtype=np.uint8),
+        np.zeros((starts[-1], BLOCK), dtype=np.int32),
+    )
+    filled = np.zeros(num_centroids, dtype=np.int64)
+    for vector in range(len(codes)):
+        if owners[vector] < 0:
+            continue
+        centroid = codes[vector]
+        block, place = starts[centroid] + filled[centroid] // BLOCK, filled[centroid] % BLOCK
+        filled[centroid] += 1
+        for byte in range(num_bytes):
+            blocks[block, byte, place] = residuals[vector, byte]
+        line, column = even + place // (BLOCK // 2), 2 * (place % (BLOCK // 2))
+        blocks[block, line, column], blocks[block, line, column + 1] = scales[vector] & 255, scales[vector] >> 8
+        docs[block, place] = owners[vector]
+    return blocks, docs, starts, sizes
+
+
+@njit(nogil=True, cache=True)
+def tables(query: np.ndarray, values: np.ndarray, num_bytes: int, longest: float) -> tuple[np.ndarray, ...]:
+    """Tabulate the inner products of each token with each value of each half byte of a residual.
+
+    Args:
+        query: Vectors of the query, float32 [tokens, dim].
+        values: The numbers that a half byte stands for, float32 [16, numbers].
+        num_bytes: Bytes of a packed residual, an even number.
+        longest: Largest length of a centroid.
+
+    Returns:
+        The tables, uint8 [tokens, bytes, 2, 16], each half byte's lowest entry 0; the step of each token, float32
+        [tokens]; and the sum of the lowest inner products, which the tables leave out, float32 [tokens].
     """
     numbers = values.shape[1]
-    num_bytes = query.shape[0] // numbers
-    out = np.zeros((num_bytes, 256, LANES), dtype=np.float32)
-    for place in range(num_bytes):
-        for byte in range(256):
-            for number in range(numbers):
-                weight = values[byte, number]
-                for lane in range(LANES):
-                    out[place, byte, lane] += weight * query[place * numbers + number, lane]
+    out = np.zeros((query.shape[0], num_bytes, 2, 16), dtype=np.uint8)
+    steps, lows = np.ones(query.shape[0], dtype=np.float32), np.zeros(query.shape[0], dtype=np.float32)
+    exact, least = np.zeros((2 * num_bytes, 16), dtype=np.float32), np.zeros(2 * num_bytes, dtype=np.float32)
+    for token in range(query.shape[0]):
+        widest, reach = np.float32(0), np.sqrt((query[token] * query[token]).sum()) * np.float32(longest)
+        for half in range(2 * num_bytes):
+            lowest, highest = np.float32(np.inf), np.float32(-np.inf)
+            for value in range(16):
+                product = np.float32(0)
+                for number in range(numbers):
+                    place = half * numbers + number
+                    if place < query.shape[1]:
+                        product += values[value, number] * query[token, place]
+                exact[half, value] = product
+                lowest, highest = min(lowest, product), max(highest, product)
+            least[half] = lowest
+            lows[token] += lowest
+            widest, reach = max(widest, highest - lowest), reach + max(highest, -lowest)
+        steps[token] = max(widest / ENTRY, reach / REACH, np.float32(1e-20))
+        for half in range(2 * num_bytes):
+            for value in range(16):
+                entry = (exact[half, value] - least[half]) / steps[token]
+                out[token, half // 2, half % 2, value] = np.uint8(entry + np.float32(0.5))
+    return out, steps, lows
+
+
+@njit(nogil=True, cache=True)
+def columns_of(query: np.ndarray) -> np.ndarray:
+    """Return vectors of a query [tokens, dim] as columns, filled up with zeros, float32 [groups, dim, LANES]."""
+    out = np.zeros(((len(query) + LANES - 1) // LANES, query.shape[1], LANES), dtype=np.float32)
+    for token in range(len(query)):
+        out[token // LANES, :, token % LANES] = query[token]
     return out
 
 
 @njit(nogil=True, cache=True)
-def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, Any]:
-    """Scale similarities to 16-bit integers such that the sum for a vector fits into 16 bits, too.
-
-    The minimum over all centroids, or over all values of a byte, is subtracted first. This changes all similarities of
-    a token by the same constant.
+def integers(centroids: np.ndarray, columns: np.ndarray, steps: np.ndarray, lows: np.ndarray) -> np.ndarray:
+    """Return (similarity + low) / step of each centroid with each token, int16 [centroids, groups * LANES].
 
     Args:
-        similarities: Similarity of each centroid with each token, float32 [centroids, LANES].
-        table: See `byte_table`.
-
-    Returns:
-        `similarities` and `table` as uint16, of the same shapes; the scaled inner product of a residual of zeros,
-        uint16 [LANES]; and the scale, by which all values were multiplied.
+        centroids: Their number is a multiple of `ROWS`, float32 [centroids, dim].
+        columns: The query, see `columns_of`.
+        steps: See `tables`.
+        lows: See `tables`.
     """
-    low, high = similarities[0].copy(), similarities[0].copy()
-    for row in range(similarities.shape[0]):
-        for lane in range(LANES):
-            low[lane] = min(low[lane], similarities[row, lane])
-            high[lane] = max(high[lane], similarities[row, lane])
-    widths = high - low
-    lows = table[:, 0].copy()
-    for place in range(table.shape[0]):
-        highs = table[place, 0].copy()
-        for byte in range(256):
-            for lane in range(LANES):
-                lows[place, lane] = min(lows[place, lane], table[place, byte, lane])
-                highs[lane] = max(highs[lane], table[place, byte, lane])
-        widths += highs - lows[place]
-    span = widths.max()
-    scale = np.float32((65534.0 - table.shape[0]) / max(span, 1e-20))  # rounding adds at most 1/2 to each term
-    centroids = np.empty(similarities.shape, dtype=np.uint16)
-    for row in range(similarities.shape[0]):
-        for lane in range(LANES):
-            centroids[row, lane] = np.uint16((similarities[row, lane] - low[lane]) * scale + np.float32(0.5))
-    parts = np.empty(table.shape, dtype=np.uint16)
-    for place in range(table.shape[0]):
-        for byte in range(256):
-            for lane in range(LANES):
-                value = (table[place, byte, lane] - lows[place, lane]) * scale
-                parts[place, byte, lane] = np.uint16(value + np.float32(0.5))
-    zeros = np.empty(LANES, dtype=np.uint16)
-    for lane in range(LANES):
-        zeros[lane] = np.uint16(max(np.float32(0.0), -lows[:, lane].sum() * scale))
-    return centroids, parts, zeros, scale
+    groups = len(columns)
+    scaling = np.zeros((2, groups, LANES), dtype=np.float32)
+    for token in range(len(steps)):
+        scaling[0, token // LANES, token % LANES] = np.float32(1) / steps[token]
+        scaling[1, token // LANES, token % LANES] = lows[token] / steps[token]
+    out = np.empty((len(centroids), groups * LANES), dtype=np.int16)
+    whole = groups - groups % GROUPS
+    for row in range(0, len(centroids), ROWS):
+        ahead = min(row + AHEAD, len(centroids) - ROWS)
+        for group in range(0, whole, GROUPS):
+            rounded_wide(centroids, row, ahead, columns, group, out, scaling)
+        for group in range(whole, groups):
+            rounded(centroids, row, ahead, columns, group, out, scaling)
+    return out
 
 
 @njit(nogil=True, cache=True)
-def probe(centroids: np.ndarray, tokens: int, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the nearest centroids of each token: `count`, or a few more, since a histogram gives the bound.
+def bounds(similarities: np.ndarray, tokens: int, count: int) -> np.ndarray:
+    """Return for each token a bound that about `count` centroids reach, int16 [tokens].
 
     Args:
-        centroids: Similarity of each centroid with each token, uint16 [centroids, LANES].
-        tokens: Number of lanes that hold a token; the lanes after them are empty.
-        counts: Numbers of centroids per token, int64 [counts].
-
-    Returns:
-        For each count: whether a centroid is among the nearest of any token, bool [counts, centroids]; and for each
-        token a lower bound of the similarities of its nearest centroids, uint16 [counts, LANES], 0 for empty lanes.
+        similarities: See `integers`.
+        tokens: Number of tokens.
+        count: Number of centroids.
     """
-    shift = np.uint16(5)  # 65536 / BINS = 2**5
-    histogram = np.zeros((BINS, LANES), dtype=np.int32)
-    for row in range(centroids.shape[0]):
-        for lane in range(LANES):
-            histogram[centroids[row, lane] >> shift, lane] += 1
-    bounds = np.zeros((len(counts), LANES), dtype=np.uint16)
-    probed = np.zeros((len(counts), centroids.shape[0]), dtype=np.bool_)
-    for some in range(len(counts)):
-        least = np.full(LANES, 65535, dtype=np.uint16)  # no similarity in an empty lane reaches it
-        for lane in range(tokens):
-            left = counts[some]
-            for place in range(BINS - 1, -1, -1):
-                left -= histogram[place, lane]
-                if left <= 0:
-                    bounds[some, lane] = np.uint16(place << 5)
-                    break
-            least[lane] = bounds[some, lane]
-        for row in range(centroids.shape[0]):
-            near = np.uint16(0)
-            for lane in range(LANES):
-                near |= np.uint16(centroids[row, lane] >= least[lane])
-            probed[some, row] = near > 0
-    return probed, bounds
+    histogram = np.zeros((tokens, BINS), dtype=np.int32)
+    every = max(1, similarities.shape[0] // SAMPLE)
+    for centroid in range(0, similarities.shape[0], every):
+        for token in range(tokens):
+            histogram[token, (np.int32(similarities[centroid, token]) + 2 * BINS) >> 2] += 1
+    out = np.empty(tokens, dtype=np.int16)
+    for token in range(tokens):
+        left, place = (count + every - 1) // every, BINS
+        while left > 0 and place > 0:
+            place -= 1
+            left -= histogram[token, place]
+        out[token] = np.int16((place << 2) - 2 * BINS)
+    return out
 
 
 @njit(nogil=True, cache=True)
-def gather(
-    centroids: np.ndarray,
-    probed: np.ndarray,
-    bounds: np.ndarray,
-    entries: np.ndarray,
-    starts: np.ndarray,
-    slots: np.ndarray,
+def scan(
+    similarities: np.ndarray, least: np.ndarray, floors: np.ndarray, table: np.ndarray, cells: Lists, slots: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score each doc with a vector at a probed centroid by the similarities of these centroids (PLAID's stage 2).
+    """Find the highest similarity of each token with each doc, among the vectors at the centroids that it probes.
 
-    The similarity of a token with a doc is the highest of the token's bound and the doc's probed centroids. The bound
-    replaces the unknown similarities of the doc's other vectors.
+    A token probes the centroids whose similarity reaches its bound. If it finds nothing higher in a doc, its similarity
+    with the doc is its floor (the missing similarities of WARP).
 
     Args:
-        centroids: Similarity of each centroid with each token, uint16 [centroids, LANES].
-        probed: Whether a centroid is probed, bool [centroids].
-        bounds: See `probe`.
-        entries: See `Arrays`, int32 [entries].
-        starts: See `Arrays`, int64 [centroids + 1].
+        similarities: See `integers`.
+        least: See `bounds`.
+        floors: Lowest similarity of each token with a doc, int16 [tokens].
+        table: See `tables`.
+        cells: See `lists`.
         slots: Working memory, int32 [docs]; all -1 before and after the call.
 
     Returns:
-        Rows of the docs, int64 [found], and their scores, int64 [found].
+        Rows of the docs with a vector at a probed centroid, int64 [found]; the similarities, int16 [found, tokens].
     """
-    room = 0
-    for row in range(len(probed)):
-        if probed[row]:
-            room += starts[row + 1] - starts[row]
+    blocks, docs, starts, sizes = cells
+    tokens, room, probed = len(least), np.int64(0), np.empty(len(sizes), dtype=np.int32)
+    num_probed = 0
+    for cell in range(len(sizes)):
+        near = False
+        for token in range(tokens):
+            near |= similarities[cell, token] >= least[token]
+        probed[num_probed] = cell
+        num_probed += near
+        room += sizes[cell] if near else 0
     room = min(room, len(slots))
-    best = np.empty((room, LANES), dtype=np.uint16)
-    found = np.empty(room, dtype=np.int64)
-    number = 0
-    for row in range(len(probed)):
-        if not probed[row]:
-            continue
-        for entry in range(starts[row], starts[row + 1]):
-            slot = slots[entries[entry]]
-            if slot < 0:
-                slot = number
-                number += 1
-                slots[entries[entry]] = slot
-                found[slot] = entries[entry]
-                for lane in range(LANES):
-                    best[slot, lane] = bounds[lane]
-            for lane in range(LANES):
-                best[slot, lane] = max(best[slot, lane], centroids[row, lane])
-    scores = np.zeros(number, dtype=np.int64)
+    best, found, number = np.empty((room, tokens), dtype=np.int16), np.empty(room, dtype=np.int64), 0
+    asking, part = np.empty(tokens, dtype=np.int64), np.empty((tokens, BLOCK), dtype=np.int16)
+    for place in range(num_probed):
+        cell, later = probed[place], probed[min(place + LATER, num_probed - 1)]
+        for block in range(starts[later], starts[later + 1]):
+            fetch(blocks, block)
+            fetch(docs, block)
+        count = 0
+        for token in range(tokens):
+            asking[count] = token
+            count += similarities[cell, token] >= least[token]
+        for block in range(starts[cell], starts[cell + 1]):
+            for row in range(count):
+                token = asking[row]
+                sums(blocks, block, table, token, np.int64(similarities[cell, token]), part, row)
+            for vector in range(min(BLOCK, sizes[cell] - BLOCK * (block - starts[cell]))):
+                slot = slots[docs[block, vector]]
+                if slot < 0:
+                    slot = np.int32(number)
+                    slots[docs[block, vector]], found[number] = slot, docs[block, vector]
+                    best[slot] = floors
+                    number += 1
+                for row in range(count):
+                    token = asking[row]
+                    best[slot, token] = max(best[slot, token], part[row, vector])
     for slot in range(number):
         slots[found[slot]] = -1
-        for lane in range(LANES):
-            scores[slot] += np.int64(best[slot, lane])
-    return found[:number], scores
+    return found[:number], best[:number]
 
 
 @njit(nogil=True, cache=True)
-def refine(
-    centroids: np.ndarray,
-    parts: np.ndarray,
-    probed: np.ndarray,
-    bounds: np.ndarray,
-    vectors: tuple[np.ndarray, np.ndarray, np.ndarray],
-    docs: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Score docs by those of their compressed vectors that lie at probed centroids.
+def totals(best: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Return the sums of integer similarities [docs, tokens] times the steps of the tokens, float32 [docs]."""
+    out = np.zeros(len(best), dtype=np.float32)
+    for doc in range(len(best)):
+        for token in range(len(steps)):
+            out[doc] += np.float32(best[doc, token]) * steps[token]
+    return out
+
+
+@njit(nogil=True, cache=True)
+def maxsim(vectors: np.ndarray, starts: np.ndarray, ends: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Return exact MaxSim with docs, float32 [docs].
 
     Args:
-        centroids: Scaled similarities of the centroids, four 16-bit lanes in a word, uint64 [centroids, WORDS].
-        parts: Scaled inner products of the bytes, in the same format, uint64 [bytes * 256, WORDS].
-        probed: Whether a centroid is probed, bool [centroids].
-        bounds: Lowest similarity of each token with a doc, in place of the doc's other vectors, uint16 [LANES].
-        vectors: `codes`, `residuals` and `ends` of `Arrays`.
-        docs: Rows of the docs to score, each with a vector, int64 [docs].
-
-    Returns:
-        The scores, int64 [docs], and the index of the vector most similar to each token, int64 [docs, LANES]; if
-        no vector is more similar than the bound, that of the doc's first vector.
+        vectors: Vectors of docs, float32 [vectors, dim].
+        starts: First vector of each doc to score, int64 [docs].
+        ends: Index after its last vector, int64 [docs].
+        query: Vectors of the query, float32 [tokens, dim].
     """
-    codes, residuals, ends = vectors
-    scores = np.zeros(len(docs), dtype=np.int64)
-    chosen = np.empty((len(docs), LANES), dtype=np.int64)
-    places = np.empty(LANES, dtype=np.int32)
-    words = np.empty((1, WORDS), dtype=np.uint64)
-    lanes = words.view(np.uint16)
-    best = np.empty(LANES, dtype=np.uint16)
-    near = np.empty(1024, dtype=np.int64)
-    touched = np.zeros(1, dtype=np.uint8)
-    for number in range(len(docs)):
-        doc = docs[number]
-        first = ends[doc - 1] if doc > 0 else 0
-        if ends[doc] - first > len(near):
-            near = np.empty(2 * (ends[doc] - first), dtype=np.int64)
-        count = np.int64(0)
-        for vector in range(first, ends[doc]):  # without an `if`, whose branch a CPU would often predict wrongly
-            near[count] = vector
-            count += np.int64(probed[codes[vector]])  # type: ignore[assignment]
-        best[:] = bounds
-        places[:] = -1
-        for some in range(count):  # loads the residuals into the cache: reads overlap here, not in the loop below
-            touched[0] ^= residuals[near[some], 0]
-        for some in range(count):
-            row = np.uint64(near[some])
-            start = centroids[np.uint64(codes[row])]
-            sum0, sum1, sum2, sum3 = start[0], start[1], start[2], start[3]
-            packed = residuals[row]
-            for place in range(np.uint64(packed.shape[0])):
-                part = parts[(np.uint64(place) << np.uint64(8)) + np.uint64(packed[place])]
-                sum0 += part[0]
-                sum1 += part[1]
-                sum2 += part[2]
-                sum3 += part[3]
-            words[0, 0], words[0, 1], words[0, 2], words[0, 3] = sum0, sum1, sum2, sum3
-            for lane in range(LANES):
-                better = lanes[0, lane] > best[lane]
-                best[lane] = max(best[lane], lanes[0, lane])
-                places[lane] = np.int32(some) if better else places[lane]
-        for lane in range(LANES):
-            scores[number] += np.int64(best[lane])
-            chosen[number, lane] = near[places[lane]] if places[lane] >= 0 else first
-    return scores, chosen
+    tokens, columns = len(query), columns_of(query)
+    groups = len(columns)
+    whole = groups - groups % GROUPS
+    best, last = np.empty((groups, LANES), dtype=np.float32), np.empty((ROWS, query.shape[1]), dtype=np.float32)
+    scores = np.zeros(len(starts), dtype=np.float32)
+    for doc in range(len(starts)):
+        best[:] = -np.inf
+        rest, after = (ends[doc] - starts[doc]) % ROWS, starts[min(doc + 1, len(starts) - 1)]
+        for row in range(starts[doc], ends[doc] - rest, ROWS):
+            ahead = row + AHEAD if row + AHEAD < ends[doc] else after + row + AHEAD - ends[doc]
+            for group in range(0, whole, GROUPS):
+                highest_wide(vectors, row, ahead, columns, group, best, columns)
+            for group in range(whole, groups):
+                highest(vectors, row, ahead, columns, group, best, columns)
+        for row in range(ROWS if rest else 0):  # repeats the last vector
+            last[row] = vectors[min(ends[doc] - rest + row, ends[doc] - 1)]
+        for group in range(groups if rest else 0):
+            highest(last, 0, 0, columns, group, best, columns)
+        for token in range(tokens):
+            scores[doc] += best[token // LANES, token % LANES]
+    return scores
 
 
 @njit(nogil=True, cache=True)

@@ -3,128 +3,90 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from ranker.retrieval.late import cpu_kernels as kernels
-from ranker.retrieval.late.arrays import Arrays, Effort
+from ranker.retrieval.late.arrays import Arrays
+from ranker.retrieval.late.vector_code import HALF_SCALE
+from ranker.retrieval.vector_store import VectorStore
 
-# Smallest cosines at which query tokens are merged, tried one after another until the sums fit into the lanes.
-MERGE = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
-# In `kernels.refine`, each token probes at least LEAST_NEAR centroids, and at least one NEAR_SHARE-th of all.
-LEAST_NEAR, NEAR_SHARE = 64, 32
-
-
-class _Group(NamedTuple):
-    """Similarities with up to LANES tokens of a query, scaled to 16-bit integers (see `kernels.scaled`).
-
-    Args:
-        centroids: Similarities of the centroids, uint16 [centroids, LANES].
-        parts: Inner products of the bytes of a residual, uint16 [bytes, 256, LANES].
-        zeros: Inner product of a residual of zeros, uint16 [LANES].
-        scale: The factor of all of these.
-        tokens: Number of tokens.
-    """
-
-    centroids: np.ndarray
-    parts: np.ndarray
-    zeros: np.ndarray
-    scale: float
-    tokens: int
+MERGE = 0.95  # smallest cosine at which query tokens are merged
+LEAST_NEAR = 64  # centroids that each merged token probes at least
 
 
 class CPUSearch:
     """Finds candidates by 16-bit similarities (`cpu_kernels`), after merging query tokens with similar vectors.
 
     Args:
-        arrays: The index.
+        arrays: The index. Its compressed vectors are copied, centroid by centroid.
     """
 
     def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self._values = arrays.buckets.byte_values().numpy()
-        self._centroids = arrays.centroids.values.numpy()
+        centroids = arrays.centroids.values.numpy()
+        self._values = arrays.buckets.half_byte_values().numpy()
+        self._longest = float(np.sqrt((centroids * centroids).sum(1).max()))
+        self._num_docs = arrays.num_docs
+        owners = np.where(arrays.present, np.arange(self._num_docs, dtype=np.int32), np.int32(-1))
+        owners = np.repeat(owners, np.diff(arrays.ends, prepend=0))
+        scales = np.rint(arrays.scales.astype(np.float32) * HALF_SCALE).astype(np.int16)
+        codes, residuals = np.asarray(arrays.codes), np.asarray(arrays.residuals)
+        self._cells = kernels.lists(codes, residuals, scales, owners, len(centroids))
+        padding = np.zeros((-len(centroids) % kernels.ROWS, centroids.shape[1]), dtype=np.float32)
+        self._centroids = np.concatenate([centroids, padding])
         self._local = threading.local()
 
     def _slots(self) -> np.ndarray:
-        """Return this thread's working memory for `kernels.gather`, all -1, int32 [docs]."""
+        """Return this thread's working memory for `kernels.scan`, all -1, int32 [docs]."""
         if not hasattr(self._local, "slots"):
-            self._local.slots = np.full(self._arrays.num_docs, -1, dtype=np.int32)
+            self._local.slots = np.full(self._num_docs, -1, dtype=np.int32)
         slots: np.ndarray = self._local.slots
         return slots
 
-    def candidates(
-        self, query: np.ndarray, effort: Effort, stored: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> np.ndarray:
-        """Return the rows of the candidates, which are then scored exactly, int64 [at most effort.rescore].
+    def candidates(self, query: np.ndarray, probes: int, count: int) -> np.ndarray:
+        """Return the rows of the best docs by compressed vectors, ascending, int64 [at most count].
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
-            effort: How many centroids and docs are compared.
-            stored: Function from indices of vectors, int64 [vectors], to the stored vectors, float32 [vectors, dim].
-                With it, at most effort.exact candidates are returned, see `_narrowed`.
+            probes: Number of centroids that each merged token probes, at least `LEAST_NEAR`.
+            count: Number of docs.
         """
-        index = self._arrays
-        groups = [self._scaled(part) for part in self._parts(query)]
-        near = max(effort.probes, LEAST_NEAR, len(self._centroids) // NEAR_SHARE)
-        counts = np.array([effort.probes, near])
-        reached = [kernels.probe(group.centroids, group.tokens, counts) for group in groups]
-        probed = np.logical_or.reduce([masks for masks, _ in reached])
-        rows, total = np.zeros(0, dtype=np.int64), np.zeros(1)
-        for group, (_, bounds) in zip(groups, reached, strict=True):
-            rows, scores = kernels.gather(
-                group.centroids, probed[0], bounds[0], index.entries, index.starts, self._slots()
-            )
-            total = total + scores / group.scale
-        rows = np.sort(best(rows, total, effort.candidates))
-        if len(rows) <= effort.rescore:
-            return rows
-        vectors, total = (index.codes, index.residuals, index.ends), np.zeros(1)
-        chosen: list[np.ndarray] = []
-        for group, (_, bounds) in zip(groups, reached, strict=True):
-            words = group.centroids.view(np.uint64), group.parts.reshape(-1, kernels.LANES).view(np.uint64)
-            scores, nearest = kernels.refine(*words, probed[1], bounds[1] + group.zeros, vectors, rows)
-            total = total + scores / group.scale
-            chosen.append(nearest[:, : group.tokens])
-        places = best(np.arange(len(rows)), total, effort.rescore)
-        if stored is None or len(places) <= (effort.exact or effort.rescore):
-            return rows[places]
-        order = self._narrowed(query, np.concatenate(chosen, 1)[places], stored)
-        return rows[places[order[: effort.exact]]]
+        rows, scores = self.scores(query, max(probes, LEAST_NEAR))
+        return np.sort(rows if len(rows) <= count else rows[np.argpartition(-scores, count - 1)[:count]])
 
-    @staticmethod
-    def _narrowed(query: np.ndarray, chosen: np.ndarray, stored: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return the order of docs by MaxSim with some of their vectors: the nearest ones by compressed vectors.
+    def scores(self, query: np.ndarray, probes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the docs with a vector at a probed centroid, int64 [docs], and their MaxSim, float32 [docs].
+
+        Only vectors at the centroids that a token probes count for the token. If a doc has none, the similarity is that
+        of the worst probed centroid.
 
         Args:
-            query: float32 [tokens, dim].
-            chosen: Index of the nearest vector of each doc to each merged token, int64 [docs, merged tokens].
-            stored: See `candidates`.
+            query: Vectors of the query, float32 [tokens, dim].
+            probes: Number of centroids that each merged token probes.
         """
-        similarities = stored(chosen.flatten()) @ query.T
-        scores = similarities.reshape(*chosen.shape, len(query)).max(1).sum(1)
-        return np.argsort(-scores, kind="stable")
+        tokens, num_bytes = kernels.merged(query, MERGE), self._cells[0].shape[1] - 2
+        table, steps, lows = kernels.tables(tokens, self._values, num_bytes, self._longest)
+        similarities = kernels.integers(self._centroids, kernels.columns_of(tokens), steps, lows)
+        similarities = similarities[: len(self._cells[3])]
+        least = kernels.bounds(similarities, len(tokens), probes)
+        floors = (least - np.rint(lows / steps)).astype(np.int16)
+        rows, best = kernels.scan(similarities, least, floors, table, self._cells, self._slots())
+        return rows, kernels.totals(best, steps)
 
-    def _parts(self, query: np.ndarray) -> list[np.ndarray]:
-        """Merge tokens until LANES are left, or as far as `MERGE` allows; return groups [at most LANES, dim]."""
-        sums = query
-        for least in MERGE:
-            sums = kernels.merged(query, least)
-            if len(sums) <= kernels.LANES:
-                break
-        return [sums[first : first + kernels.LANES] for first in range(0, len(sums), kernels.LANES)]
+    @staticmethod
+    def exact(query: np.ndarray, rows: np.ndarray, store: VectorStore) -> np.ndarray:
+        """Return MaxSim with docs from stored vectors in float32, float32 [docs].
 
-    def _scaled(self, tokens: np.ndarray) -> _Group:
-        """Return the scaled similarities with a group of tokens [at most LANES, dim]."""
-        num_bytes, numbers = self._arrays.residuals.shape[1], self._values.shape[1]
-        query = np.zeros((num_bytes * numbers, kernels.LANES), dtype=np.float32)
-        query[: tokens.shape[1], : len(tokens)] = tokens.T
-        table = kernels.byte_table(query, self._values)
-        return _Group(*kernels.scaled(self._centroids @ query[: tokens.shape[1]], table), len(tokens))
-
-
-def best(rows: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the rows of the `count` largest scores, in no order."""
-    return rows if len(rows) <= count else rows[np.argpartition(-scores, count - 1)[:count]]
+        Args:
+            query: Vectors of the query, float32 [tokens, dim].
+            rows: Rows of the docs, int64 [docs].
+            store: The vectors.
+        """
+        scores, shards = np.empty(len(rows), dtype=np.float32), rows // store.description.shard_docs
+        for shard in np.unique(shards).tolist():
+            vectors, docs = store.shard(shard)
+            own = shards == shard
+            ends = store.ends[rows[own]] - (store.ends[docs.start - 1] if docs.start else 0)
+            starts = ends - store.counts[rows[own]]
+            scores[own] = kernels.maxsim(np.asarray(vectors), starts, ends, query)
+        return scores

@@ -5,7 +5,8 @@ A folder has `index.json` (its `Settings`) and
 - `codec/`: `centroids.bin` float16 [centroids, dim], `groups.bin` float16 [groups, dim], `starts.bin` int64
   [groups + 1] (`Centroids`), `cuts.bin` and `weights.bin` float32 (`Buckets`);
 - `shard-00000/` ...: a subfolder for each shard of the stored vectors, with `codes.bin` uint16 or int32 [vectors],
-  `residuals.bin` uint8 [vectors, bytes], `counts.bin` int32 [docs], `ids.bin` UTF-8 [docs] and `meta.json`;
+  `residuals.bin` uint8 [vectors, bytes], `scales.bin` float16 [vectors], `counts.bin` int32 [docs], `ids.bin` UTF-8
+  [docs] and `meta.json`;
 - `added-00000/` ...: the same files for docs that were added later, and `vectors.bin` float32 [vectors, dim];
 - `deleted.json`: rows of deleted docs. A row is the number of a doc over all shards, then all added docs.
 
@@ -28,7 +29,7 @@ from ranker.files import REBUILD, verify_folder, write_folder, write_whole
 from ranker.retrieval.late.centroids import Centroids
 from ranker.retrieval.late.residuals import Buckets
 
-FORMAT = 1  # raise it when the files change
+FORMAT = 2  # raise it when the files change
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Shard:
     Args:
         codes: Number of the centroid of each vector, integers [vectors].
         residuals: Packed residuals, uint8 [vectors, bytes].
+        scales: Factor of each decompressed vector, float16 [vectors].
         counts: Number of vectors of each doc, int64 [docs].
         ids: The id of each doc, UTF-8 [docs].
         vectors: The vectors themselves, float32 [vectors, dim]; only of added docs.
@@ -73,6 +75,7 @@ class Shard:
 
     codes: np.ndarray
     residuals: np.ndarray
+    scales: np.ndarray
     counts: np.ndarray
     ids: np.ndarray
     vectors: np.ndarray | None = None
@@ -145,6 +148,7 @@ def write_shard(folder: Path, shard: Shard, settings: Settings) -> None:
     files = {
         "codes": shard.codes.astype(settings.code_type),
         "residuals": shard.residuals,
+        "scales": shard.scales.astype("<f2"),
         "counts": shard.counts.astype("<i4"),
         "ids": shard.ids,
     }
@@ -175,14 +179,15 @@ def read_shard(folder: Path, settings: Settings, num_bytes: int) -> Shard:
         shard = Shard(
             map_array(folder / "codes.bin", settings.code_type),
             map_array(folder / "residuals.bin", "u1").reshape(-1, num_bytes),
+            map_array(folder / "scales.bin", "<f2"),
             np.fromfile(folder / "counts.bin", dtype="<i4").astype(np.int64),
             np.fromfile(folder / "ids.bin", dtype=f"S{meta['id_bytes']}"),
         )
         if (folder / "vectors.bin").is_file():
             shard.vectors = map_array(folder / "vectors.bin", "<f4").reshape(-1, settings.dim)
-        sizes = (len(shard.ids), len(shard.counts), len(shard.codes), len(shard.residuals))
-        if sizes != (meta["docs"], meta["docs"], shard.counts.sum(), shard.counts.sum()):
-            raise ValueError("{} ids, {} counts, {} codes and {} residuals".format(*sizes))
+        sizes = (len(shard.ids), len(shard.counts), len(shard.codes), len(shard.residuals), len(shard.scales))
+        if sizes != (meta["docs"],) * 2 + (shard.counts.sum(),) * 3:
+            raise ValueError("{} ids, {} counts, {} codes, {} residuals and {} scales".format(*sizes))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder}: expected a whole shard, got {error}; {REBUILD.format(folder=folder)}") from error
     return shard

@@ -34,9 +34,10 @@ from ranker.retrieval.vector_store import VectorStore
 
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
 LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all centroids that a query probes
+PROBED = 35_000  # the same in `CPUSearch`: about how many vectors are at the centroids that a token probes
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
 EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are compared by them
-EXACT_SHARE, LEAST_SPARE = 3.0, 10  # docs that are scored by all their vectors: EXACT_SHARE * depth + LEAST_SPARE
+RESCORED, CPU_RESCORED = 3.0, 1.6  # `rescore` 0: docs that are scored exactly, in multiples of the depth
 SHARED = 12  # with `probes` 0: a query is assumed to probe SHARED * probes different centroids
 
 
@@ -47,7 +48,7 @@ class LateIndex:
         folder: The folder of the index, within the folder of the vectors.
         store: The stored vectors; None: exact scores are computed from decompressed vectors.
         effort: How many centroids and docs a search compares. Here `candidates` and `rescore` are multiples of the
-            requested number of docs. `probes` 0 chooses a number such that a query's lists have about `LISTED` docs.
+            requested number of docs. `probes` 0 and `rescore` 0 choose numbers, see `LISTED`, `PROBED` and `RESCORED`.
         device: Device of the search.
 
     Attributes:
@@ -74,7 +75,9 @@ class LateIndex:
         num_bytes = -(-self.settings.dim * self.settings.bits // 8)
         parts = parts_of(self.folder, self.settings)
         shards = [read_shard(path, self.settings, num_bytes) for path in parts]
-        empty = Shard(np.zeros(0, "u2"), np.zeros((0, num_bytes), "u1"), np.zeros(0, np.int64), np.zeros(0, "S1"))
+        empty = Shard(
+            np.zeros(0, "u2"), np.zeros((0, num_bytes), "u1"), np.zeros(0, "f2"), np.zeros(0, int), np.zeros(0, "S1")
+        )
         self._shards = shards or [empty]
         self.deleted = read_deleted(self.folder)
         self.doc_ids = np.concatenate([shard.ids for shard in self._shards])
@@ -119,8 +122,8 @@ class LateIndex:
             if self.num_docs <= effort.rescore:
                 rows = [present] * len(texts)
             elif self._tensors is None:
-                stored = self._store.vectors_at if self._store is not None and not self._added else None
-                rows = self._parallel(self._cpu.candidates, texts, [effort] * len(texts), [stored] * len(texts))
+                numbers = [effort.probes] * len(texts), [int(effort.rescore)] * len(texts)
+                rows = self._parallel(self._cpu.candidates, texts, *numbers)
             else:
                 rows = self._tensors.candidates(queries, present, effort)
         with self.stages("exact"):
@@ -132,11 +135,14 @@ class LateIndex:
         lists = len(self.arrays.centroids.values)
         probes = self._effort.probes
         if not probes and (self._tensors is None or not self._tensors.by_kernel):  # with a kernel, there are no lists
-            probes = int(LISTED / max(1.0, len(self.arrays.entries) / lists) / SHARED)
-        rescore = max(self._effort.rescore * depth, LEAST_RESCORED)
+            if self._cpu is not None:
+                probes = PROBED * lists // max(1, len(self.arrays.codes))
+            else:
+                probes = int(LISTED / max(1.0, len(self.arrays.entries) / lists) / SHARED)
+        share = self._effort.rescore or (RESCORED if self._cpu is None else CPU_RESCORED)
+        rescore = max(int(share * depth), LEAST_RESCORED)
         candidates = max(self._effort.candidates * depth, LEAST_CANDIDATES, rescore)
-        exact = int(EXACT_SHARE * depth) + LEAST_SPARE
-        return Effort(min(max(probes, LEAST_PROBES), lists), candidates, rescore, exact)
+        return Effort(min(max(probes, LEAST_PROBES), lists), candidates, rescore)
 
     def _parallel(self, call: Any, *arguments: Sequence[Any]) -> list[Any]:
         """Call a function once per query; on a CPU, on as many threads as torch uses."""
@@ -153,6 +159,9 @@ class LateIndex:
             query: Vectors of the query, float32 [tokens, dim].
             rows: Rows of the docs, int64 [docs].
         """
+        stored = self._store is not None and self._store.description.dtype == "float32" and not self._added
+        if self._cpu is not None and stored:
+            return self._cpu.exact(query, rows, self._store)  # type: ignore[no-any-return]
         return exact_scores(query, rows, self.vectors)
 
     def vectors(self, row: int) -> np.ndarray:
@@ -169,7 +178,8 @@ class LateIndex:
         codes = torch.from_numpy(self.arrays.codes[some].astype(np.int64))
         packed = torch.from_numpy(np.array(self.arrays.residuals[some]))
         centroids, buckets = self._codec
-        return (centroids.values[codes] + buckets.unpack(packed, self.settings.dim)).numpy()
+        scales = torch.from_numpy(self.arrays.scales[some].astype(np.float32))
+        return ((centroids.values[codes] + buckets.unpack(packed, self.settings.dim)) * scales.unsqueeze(1)).numpy()
 
     def add(self, doc_ids: Sequence[str], vectors: TextVectors) -> None:
         """Add docs. The centroids do not change.

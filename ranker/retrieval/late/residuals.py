@@ -60,6 +60,10 @@ class Buckets(Movable):
         shifts = torch.arange(8 - self.bits, -1, -self.bits, device=self.weights.device)
         return self.weights[(torch.arange(256, device=shifts.device).unsqueeze(1) >> shifts) & (2**self.bits - 1)]
 
+    def half_byte_values(self) -> Tensor:
+        """Return the elements that each value of half a byte encodes, float32 [16, elements per half byte]."""
+        return self.byte_values()[:16, 4 // self.bits :]
+
     def unpack(self, packed: Tensor, dim: int) -> Tensor:
         """Return the residuals, float32 [vectors, dim], of packed ones, uint8 [vectors, bytes]."""
         return self.byte_values()[packed.long()].flatten(1)[:, :dim]

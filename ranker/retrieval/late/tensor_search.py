@@ -41,6 +41,7 @@ class TensorSearch:
         self.buckets = arrays.buckets.to(self.device)
         self.codes = self._moved(arrays.codes.astype(np.int32))
         self.residuals = self._moved(arrays.residuals)
+        self.scales = self._moved(arrays.scales.astype(np.float32))
         self.docs = self._moved(np.concatenate([[0], arrays.ends]))  # int64 [docs + 1]
         self.counts = self.docs.diff()
         self.longest = int(self.counts.max()) if len(self.counts) else 0
@@ -113,9 +114,9 @@ class TensorSearch:
         short = TextVectors(queries.values.to(self._short.values.dtype), queries.counts, queries.longest)
         if exhaustive:
             scores = self._present(maxsim_all(short, self._short), present)
-            return scores.topk(min(effort.rescore, len(present))).indices
+            return scores.topk(min(int(effort.rescore), len(present))).indices
         rows = self._by_codes(queries, present, effort.candidates)
-        best = self._chosen(short, self._short, rows).topk(min(effort.rescore, rows.shape[1])).indices
+        best = self._chosen(short, self._short, rows).topk(min(int(effort.rescore), rows.shape[1])).indices
         return rows.gather(1, best)
 
     def _present(self, scores: Tensor, present: np.ndarray) -> Tensor:
@@ -175,17 +176,17 @@ class TensorSearch:
             block = queries.take(some).to(self.device)
             if self.by_kernel:
                 rows = self._by_codes(block, present, effort.candidates)
-                if rows.shape[1] > effort.rescore:
+                if rows.shape[1] > int(effort.rescore):
                     owners = torch.arange(len(rows), device=self.device).repeat_interleave(rows.shape[1])
                     scores = self.decompressed(block, owners, rows.flatten()).view(rows.shape)
-                    rows = rows.gather(1, scores.topk(effort.rescore).indices)
+                    rows = rows.gather(1, scores.topk(int(effort.rescore)).indices)
                 found.extend(rows.cpu().numpy())
                 continue
             for number, query in enumerate(_split(block)):
                 rows = self._near(query, effort)
-                if len(rows) > effort.rescore:
+                if len(rows) > int(effort.rescore):
                     scores = self.decompressed(block, torch.full_like(rows, number), rows)
-                    rows = rows[scores.topk(effort.rescore).indices]
+                    rows = rows[scores.topk(int(effort.rescore)).indices]
                 found.append(rows.cpu().numpy())
         return found
 
@@ -230,6 +231,7 @@ class TensorSearch:
             counts = self.counts[some]
             vectors = tensor_ranges(self.docs[some], counts, int(counts.sum()))
             values = self.centroids[self.codes[vectors]] + self.buckets.unpack(self.residuals[vectors], dim)
+            values *= self.scales[vectors].unsqueeze(1)
             scores.append(maxsim_pairs(queries, TextVectors(values, counts, self.longest), own))
         return torch.cat(scores) if scores else torch.zeros(0, device=self.device)
 

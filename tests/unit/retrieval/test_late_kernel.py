@@ -57,7 +57,8 @@ def test_the_candidates_of_a_batch_are_the_best_by_their_centroids():
     weights = torch.tensor([-0.1, 0.0, 0.0, 0.1])
     arrays = Arrays(
         Centroids(values, values[:1], torch.tensor([0, 16])), Buckets(torch.tensor([-0.05, 0.0, 0.05]), weights), codes,
-        np.full((len(codes), 2), 0b01010101, np.uint8), np.cumsum(counts), np.ones(50, bool),
+        np.full((len(codes), 2), 0b01010101, np.uint8), np.ones(len(codes), np.float16), np.cumsum(counts),
+        np.ones(50, bool),
     )  # fmt: skip
     search = TensorSearch(arrays)
     search.by_kernel = True
