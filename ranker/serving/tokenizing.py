@@ -21,7 +21,7 @@ from ranker.processes import available_cores
 log = logging.getLogger(__name__)
 
 Encode = Callable[[list[str]], Encoded]
-MOST = 4  # maximum number of processes; with BERT's vocabulary it serves 500 requests of 100 docs a second on 16 cores
+MOST = 4  # maximum number of processes
 CORES_EACH = 4  # cores per process: a process uses several cores for the texts of a request
 FEW_CHARS = 2000  # shorter requests are tokenized by the caller
 
