@@ -47,6 +47,24 @@ def test_a_product_in_int8_is_that_of_rounded_numbers():
     assert linear(inputs.bfloat16(), layer.weight, layer.bias).dtype == torch.bfloat16
 
 
+def test_both_ways_to_multiply_in_int8_give_the_same_product(monkeypatch):
+    """With instructions for int8 products a packed weight is multiplied, elsewhere the plain one."""
+    torch.manual_seed(0)
+    weight, inputs, bias = Int8Weight.of(torch.randn(48, 64)), torch.randn(300, 64), torch.randn(48)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    plain = linear(inputs, weight, bias)
+    monkeypatch.undo()
+    torch.testing.assert_close(linear(inputs, weight, bias), plain, rtol=1e-6, atol=1e-6)
+
+
+def test_joined_weights_are_packed_once_and_follow_their_parts():
+    first, second, third = (Int8Weight.of(torch.randn(4, 8)) for _ in range(3))
+    both = torch.cat([first, second])
+    assert torch.cat([first, second]) is both
+    assert torch.equal(torch.cat([first, third]).values, torch.cat([first.values, third.values]))
+    assert torch.equal(torch.cat([first, second]).scale, torch.cat([first.scale, second.scale]))
+
+
 def test_the_gradient_passes_through():
     layer = nn.Linear(6, 3)
     aware(nn.Sequential(layer))
