@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 BLOCK, GPU_BLOCK = 2**16, 2**19  # vectors compressed at a time on a CPU, and on a GPU
 MAX_SAMPLE = 2**22  # largest k-means sample, in vectors: 2 GiB for 128 dimensions in float32
-SCALES = (0.5, 1.9375)  # bounds of scales, which `cpu_kernels` reads as integers below 2
+SCALES = (0.5, 1.9375)  # bounds of scales, which `doc_kernels` reads as integers below 2
 FIT_NUMBERS = 2**22  # about how many elements of residuals the buckets are fitted to
 
 

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from ranker.retrieval.late import cpu_kernels as kernels
+from ranker.retrieval.late import doc_kernels, query_kernels
 from ranker.retrieval.late.arrays import Arrays
 from ranker.retrieval.late.vector_code import HALF_SCALE
 from ranker.retrieval.vector_store import VectorStore
@@ -16,7 +16,9 @@ LEAST_NEAR = 64  # centroids that each merged token probes at least
 
 
 class CPUSearch:
-    """Finds candidates by 16-bit similarities (`cpu_kernels`), after merging query tokens with similar vectors.
+    """Finds candidates by 16-bit similarities, after merging query tokens with similar vectors.
+
+    The computations are in `query_kernels` and `doc_kernels`.
 
     Args:
         arrays: The index. Its compressed vectors are copied, centroid by centroid.
@@ -31,13 +33,13 @@ class CPUSearch:
         owners = np.repeat(owners, np.diff(arrays.ends, prepend=0))
         scales = np.rint(arrays.scales.astype(np.float32) * HALF_SCALE).astype(np.int16)
         codes, residuals = np.asarray(arrays.codes), np.asarray(arrays.residuals)
-        self._cells = kernels.lists(codes, residuals, scales, owners, len(centroids))
-        padding = np.zeros((-len(centroids) % kernels.ROWS, centroids.shape[1]), dtype=np.float32)
+        self._cells = doc_kernels.lists(codes, residuals, scales, owners, len(centroids))
+        padding = np.zeros((-len(centroids) % query_kernels.ROWS, centroids.shape[1]), dtype=np.float32)
         self._centroids = np.concatenate([centroids, padding])
         self._local = threading.local()
 
     def _slots(self) -> np.ndarray:
-        """Return this thread's working memory for `kernels.scan`, all -1, int32 [docs]."""
+        """Return this thread's working memory for `doc_kernels.scan`, all -1, int32 [docs]."""
         if not hasattr(self._local, "slots"):
             self._local.slots = np.full(self._num_docs, -1, dtype=np.int32)
         slots: np.ndarray = self._local.slots
@@ -64,14 +66,14 @@ class CPUSearch:
             query: Vectors of the query, float32 [tokens, dim].
             probes: Number of centroids that each merged token probes.
         """
-        tokens, num_bytes = kernels.merged(query, MERGE), self._cells[0].shape[1] - 2
-        table, steps, lows = kernels.tables(tokens, self._values, num_bytes, self._longest)
-        similarities = kernels.integers(self._centroids, kernels.columns_of(tokens), steps, lows)
+        tokens, num_bytes = query_kernels.merged(query, MERGE), self._cells[0].shape[1] - 2
+        table, steps, lows = query_kernels.tables(tokens, self._values, num_bytes, self._longest)
+        similarities = query_kernels.integers(self._centroids, query_kernels.columns_of(tokens), steps, lows)
         similarities = similarities[: len(self._cells[3])]
-        least = kernels.bounds(similarities, len(tokens), probes)
+        least = query_kernels.bounds(similarities, len(tokens), probes)
         floors = (least - np.rint(lows / steps)).astype(np.int16)
-        rows, best = kernels.scan(similarities, least, floors, table, self._cells, self._slots())
-        return rows, kernels.totals(best, steps)
+        rows, best = doc_kernels.scan(similarities, least, floors, table, self._cells, self._slots())
+        return rows, doc_kernels.totals(best, steps)
 
     @staticmethod
     def exact(query: np.ndarray, rows: np.ndarray, store: VectorStore) -> np.ndarray:
@@ -88,5 +90,5 @@ class CPUSearch:
             own = shards == shard
             ends = store.ends[rows[own]] - (store.ends[docs.start - 1] if docs.start else 0)
             starts = ends - store.counts[rows[own]]
-            scores[own] = kernels.maxsim(np.asarray(vectors), starts, ends, query)
+            scores[own] = doc_kernels.maxsim(np.asarray(vectors), starts, ends, query)
         return scores

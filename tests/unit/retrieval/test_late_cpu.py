@@ -11,8 +11,7 @@ from ranker.retrieval.late.residuals import fit
 
 pytest.importorskip("numba", reason="needs numba (extras cpu and gpu)")
 
-from ranker.retrieval.late import cpu_kernels as kernels
-from ranker.retrieval.late import vector_code
+from ranker.retrieval.late import doc_kernels, query_kernels, vector_code
 from ranker.retrieval.late.cpu_search import CPUSearch
 
 DOCS = 60
@@ -52,9 +51,9 @@ def test_scores_are_those_of_decompressed_vectors_at_the_probed_centroids(monkey
     if shuffles and not vector_code.SHUFFLES:
         pytest.skip("needs AVX2")
     if not shuffles:  # the kernel without its compiled code, in which numba has bound the shuffles
-        monkeypatch.setattr(kernels, "sums", vector_code.plain_sums)
-        monkeypatch.setattr(kernels, "fetch", lambda values, row: None)
-        monkeypatch.setattr(kernels, "scan", kernels.scan.py_func)
+        monkeypatch.setattr(doc_kernels, "sums", vector_code.plain_sums)
+        monkeypatch.setattr(doc_kernels, "fetch", lambda values, row: None)
+        monkeypatch.setattr(doc_kernels, "scan", doc_kernels.scan.py_func)
     arrays, decompressed, _ = index_of(dim, bits)
     query = asked(tokens, dim)
     query[0] *= 20  # as a sum of merged tokens
@@ -80,7 +79,7 @@ def test_scores_are_those_of_decompressed_vectors_at_the_probed_centroids(monkey
             assert sorted(rows.tolist()) == list(range(DOCS))
             truth = [expected[row] for row in rows.tolist()]
             # each of the entries is rounded by at most half a step; six standard deviations of such sums, and two steps
-            steps = kernels.tables(query, arrays.buckets.half_byte_values().numpy(), dim * bits // 8 + 1, 1.0)[1]
+            steps = query_kernels.tables(query, arrays.buckets.half_byte_values().numpy(), dim * bits // 8 + 1, 1.0)[1]
             bound = np.sqrt((steps**2).sum()) * (6 * np.sqrt(dim * bits / 4 / 12) + 2)
             np.testing.assert_allclose(scores, truth, atol=bound)
             assert np.corrcoef(scores, truth)[0, 1] > 0.99
@@ -126,18 +125,18 @@ def test_maxsim_is_that_of_a_plain_loop_whatever_the_other_docs(tokens):
     _, _, vectors = index_of(12, 2)
     counts = np.array([1, 2, 3, 4, 5, 8, 37])
     ends, query = np.cumsum(counts), asked(tokens, 12)
-    found = kernels.maxsim(vectors, ends - counts, ends, query)
+    found = doc_kernels.maxsim(vectors, ends - counts, ends, query)
     for doc, (start, end) in enumerate(zip(ends - counts, ends, strict=True)):
         truth = sum(max(float(vectors[row] @ query[token]) for row in range(start, end)) for token in range(tokens))
         assert found[doc] == pytest.approx(truth, abs=1e-5)
-        assert kernels.maxsim(vectors, ends[doc : doc + 1] - counts[doc], ends[doc : doc + 1], query) == found[doc]
+        assert doc_kernels.maxsim(vectors, ends[doc : doc + 1] - counts[doc], ends[doc : doc + 1], query) == found[doc]
 
 
 def test_each_token_probes_about_the_requested_number_of_centroids():
     rng = np.random.default_rng(0)
     similarities = np.round(2000 * rng.normal(size=(9000, 16))).clip(-8000, 8000).astype(np.int16)
     for count in (1, 40, 900, 9000):
-        for token, least in enumerate(kernels.bounds(similarities, 3, count)):
+        for token, least in enumerate(query_kernels.bounds(similarities, 3, count)):
             reached = (similarities[:, token] >= least).sum()
             assert 0.6 * count - 3 <= reached <= 1.4 * count + 8, (count, reached)
 
@@ -166,5 +165,5 @@ def test_scales_give_decompressed_vectors_the_length_of_the_vectors():
 def test_merged_tokens_are_sums():
     query = asked(2, 12)
     near = query + 0.02 * asked(2, 12, seed=8)
-    sums = kernels.merged(np.concatenate([query, near]), 0.95)
+    sums = query_kernels.merged(np.concatenate([query, near]), 0.95)
     np.testing.assert_allclose(sums, query + near, atol=1e-6)
