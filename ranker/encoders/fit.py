@@ -19,7 +19,8 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-HALF_TOLERANCE = 0.05  # like `TOLERANCE`, for weights in half precision
+BLANK = "\u2581"  # the character of sentencepiece, which is also in a vocabulary that transformers makes without files
+HALF_TOLERANCE = 0.05  # as `TOLERANCE`, for weights in half precision
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
@@ -40,7 +41,7 @@ def check_config(config: PretrainedConfig, where: str) -> None:
 
 
 def check_tokens(encoder: Any) -> None:
-    """Refuse an encoder whose tokenizer gives ids outside the embedding table.
+    """Refuse an encoder whose tokenizer has no words, or gives ids outside the embedding table.
 
     A special token may be outside if no text contains it and no layout uses it.
 
@@ -48,10 +49,16 @@ def check_tokens(encoder: Any) -> None:
         encoder: An `Encoder` that has just been loaded.
 
     Raises:
-        CheckpointError: An id is outside the table.
+        CheckpointError: The vocabulary has special tokens only, or an id is outside the table.
     """
     model, tokenizer = encoder.model, encoder.tokenizer
     where = _name_of(encoder)
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    if not set(tokenizer.get_vocab()) - added - {BLANK}:
+        raise CheckpointError(
+            f"{where}: expected a tokenizer with words, got one of {len(tokenizer)} special tokens, as transformers "
+            "makes for a folder without the tokenizer's files; add tokenizer.json"
+        )
     rows = len(model.get_input_embeddings().weight)
     unused = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     unused -= {

@@ -105,7 +105,7 @@ def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family
     results = []
     for vectors in (encoder.pooled(batch, pooling), pool(encoder(batch), batch, pooling)):
         encoder.zero_grad()
-        (vectors * torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16)).sin().sum().backward()
+        (vectors * torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16) / 48).sin().sum().backward()
         results.append(
             [vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)]
         )

@@ -26,6 +26,7 @@ from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
+from tests.zoo.checkpoints import make
 
 ROWS = len(tiny_tokenizer())
 SMALL = {
@@ -70,6 +71,16 @@ def test_pc2_19_a_tokenizer_larger_than_the_embedding_table_is_refused(tmp_path)
     with_word().save_pretrained(tmp_path / "bi")
     with pytest.raises(CheckpointError, match=message):
         load_scorer(tmp_path / "bi")
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2", "gemma"])
+def test_a_folder_without_the_files_of_its_tokenizer(family, tmp_path):
+    """transformers makes a tokenizer of special tokens, for which each word of a text is unknown."""
+    folder = make(family, tmp_path)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"expected a tokenizer with words, got one of \d+ special tokens, .*\Z"):
+        load_encoder(str(folder))
 
 
 def test_pc2_19_special_tokens_that_no_text_gives_may_lie_outside(tmp_path):
