@@ -10,7 +10,8 @@ docs once, in a round; the first round is not counted. The script prints the med
 wall time. It also prints the first variant's time divided by the time of each variant. Variants in bf16 run only on a
 CPU with bf16 arithmetic. sentence-transformers' trainer needs the packages datasets and accelerate.
 
-- padded: attention over padded groups of rows, instead of row by row as in this package;
+- padded: attention over padded groups of rows, and in training torch's plain AdamW, as before this package attended
+  row by row and took the fused AdamW on a CPU;
 - this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
 - sentence-transformers: CrossEncoderTrainer's step with AdamW; `CrossEncoder.predict` with batches of 32, its default.
 """
@@ -23,6 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("what", choices=["train", "rerank", "processes"])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--layers", type=int, help="lower layers of MiniLM to keep; default: all six")
+    parser.add_argument("--no-peer", action="store_true", help="leave out sentence-transformers in `train`")
     parser.add_argument("--cores", type=int, default=2, help="of `processes`")
     parser.add_argument("--steps", type=int, default=23, help="steps of each training of `processes`")
     args = parser.parse_args()
@@ -71,7 +74,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scorer.save(Path(folder) / "model", LONGEST)
         loaders, data = loaders_of(scorer, folder)
-        ways = (training if args.what == "train" else reranking)(scorer, loaders, data, str(Path(folder) / "model"))
+        model = str(Path(folder) / "model")
+        if args.what == "train":
+            ways = training(scorer, loaders, None if args.no_peer else model)
+        else:
+            ways = reranking(scorer, loaders, data, model)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for number in range(args.rounds + 1):
             for name, way in ways.items():
@@ -109,17 +116,21 @@ def loaders_of(scorer: MonoBERT, folder: str) -> tuple[RankData, Any]:
     return loaders, test
 
 
-def training(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict[str, Callable[[int], Any]]:
-    """Return variant -> function that runs one optimizer step of GROUPS queries with DOCS docs each."""
+def training(scorer: MonoBERT, loaders: RankData, model: str | None) -> dict[str, Callable[[int], Any]]:
+    """Return variant -> function that runs one optimizer step of GROUPS queries with DOCS docs each.
+
+    Without a folder `model`, sentence-transformers' variants are left out.
+    """
     made = loaders.train_steps()
     steps = [made[0, index] for index in range(40)]
     pairs = [step.micro_batches[0].pairs for step in steps]
     tokens = [batch.num_tokens / batch.num_rows for batch in pairs if batch is not None]
     print(f"{sum(tokens) / len(tokens):.0f} tokens per pair, {GROUPS * DOCS} pairs per step")
-    optimizer, loss = torch.optim.AdamW(scorer.parameters(), lr=1e-5), LCE()
+    plain, fused = (torch.optim.AdamW(scorer.parameters(), lr=1e-5, fused=fused) for fused in (False, True))
+    loss = LCE()
     scorer.train()
 
-    def step(number: int, half: bool = False) -> None:
+    def step(number: int, half: bool = False, optimizer: torch.optim.Optimizer = fused) -> None:
         for batch in steps[number].micro_batches:
             with torch.autocast("cpu", BF16, enabled=half):
                 scores = scorer(batch)
@@ -128,12 +139,14 @@ def training(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict
         optimizer.step()
         optimizer.zero_grad()
 
-    ways = {"float32, padded": lambda number: padded(lambda: step(number)), "float32": step}
-    rows = list(texts_of(scorer, steps))
-    ways["sentence-transformers, float32"] = peer(model, rows, False)
+    ways = {"float32, padded": lambda number: padded(lambda: step(number, optimizer=plain)), "float32": step}
+    rows = list(texts_of(scorer, steps)) if model else []
+    if model:
+        ways["sentence-transformers, float32"] = peer(model, rows, False)
     if cpu_has_bf16():
         ways["bf16"] = lambda number: step(number, True)
-        ways["sentence-transformers, bf16"] = peer(model, rows, True)
+        if model:
+            ways["sentence-transformers, bf16"] = peer(model, rows, True)
     return ways
 
 
@@ -141,10 +154,13 @@ def reranking(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dic
     """Return variant -> function that scores the 100 candidates of one query."""
     from sentence_transformers.cross_encoder import CrossEncoder
 
-    def rerank(half: bool = False) -> None:
+    def rerank(half: bool = False, ranker: MonoBERT = scorer) -> None:
         autocast = lambda: torch.autocast("cpu", BF16, enabled=half)  # noqa: E731
         devices = Devices(torch.device("cpu"), autocast=autocast)
-        score_collection(scorer, loaders.score_batches(data), devices)
+        score_collection(ranker, loaders.score_batches(data), devices)
+
+    small = deepcopy(scorer)
+    small.encoder.quantize("int8")
 
     (query,) = data.queries
     pairs = [(data.queries[query], data.docs[doc].full_text) for doc in data.candidates[query]]
@@ -154,10 +170,12 @@ def reranking(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dic
         "CrossEncoder.predict, float32": lambda _: plain.predict(pairs),
         "float32, padded": lambda _: padded(rerank),
         "float32": lambda _: rerank(),
+        "int8": lambda _: rerank(ranker=small),
     }
     if cpu_has_bf16():
         half = CrossEncoder(model, device="cpu", max_length=LONGEST, model_kwargs={"dtype": BF16})
         ways["bf16"] = lambda _: rerank(True)
+        ways["int8, bf16"] = lambda _: rerank(True, small)
         ways["CrossEncoder.predict, bf16"] = lambda _: half.predict(pairs)
     return ways
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -208,9 +207,9 @@ def build_loss(cfg: DictConfig) -> Loss:
 
 
 def build_optimizer(cfg: DictConfig) -> Any:
-    """Return a function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
-    on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
-    return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
+    """Return a function from parameter groups to the optimizer, which is fused unless `optim.fused` is set."""
+    unset = OmegaConf.select(cfg, "optim.fused", default=False) is None
+    return instantiate(cfg.optim, **({"fused": True} if unset else {}))
 
 
 def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:

@@ -120,8 +120,8 @@ class RerankModule(pl.LightningModule):
         # Read `fused` from the optimizer and not from the configuration: a loaded checkpoint sets it to the value of
         # the run that wrote the checkpoint.
         if optimizer.param_groups[0].get("fused"):
-            # The fused kernel does not update weights and moments if `found_inf` is set. So the host need not wait for
-            # the GPU: it checks this step during the next one.
+            # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
+            # for a GPU, so the host checks this step during the next one.
             optimizer.optimizer.found_inf = (~finite).float()
         elif not self._check_pending():
             optimizer.zero_grad()  # without gradients the optimizer's step changes nothing
@@ -139,6 +139,8 @@ class RerankModule(pl.LightningModule):
             for name, count, loss in self.loss.end(step, summary[3:].float()):
                 self.log(f"train/groups/{name}", self._on_device(count))
                 self.log(f"train/loss/{name}", loss)
+        if self.device.type == "cpu":
+            self._check_pending()  # the host waits for nothing
 
     def _on_device(self, value: float) -> Tensor:
         """Return a number as a tensor on the device. Lightning's copy of a Python number would make the host wait."""
