@@ -121,7 +121,10 @@ def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
 
 
 def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
-    """Return the length of a training's longest pair, special tokens included; with windows, about that of a window."""
+    """Return the length of a training's longest pair, special tokens included.
+
+    If docs are cut into windows, a pair is a query and a window; the result is then approximate.
+    """
     positions = scorer.encoder.max_tokens
     longest = min(positions, cfg.max_pair_tokens or positions)
     if not isinstance(scorer, Windowed) or scorer.reads != "pairs":
@@ -236,10 +239,11 @@ def _refuse_pretraining(path: Path) -> None:
 
 
 def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
-    """Return a scorer whose weights a checkpoint of the run can replace.
+    """Return a scorer with the architecture of a run, into which a checkpoint of the run can be loaded.
 
-    If the run started from a model folder (`checkpoint=`), the scorer is that folder's, which may have parts that no
-    configuration names. For any other run, and if that folder no longer exists, it is built from the configuration.
+    If the run started from a model folder (`checkpoint=`), the scorer is loaded from that folder, because it may have
+    parts that no configuration names. For any other run, and if that folder no longer exists, it is built from the
+    configuration.
 
     Args:
         run: The run folder.
@@ -324,7 +328,8 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
         )
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
-    for key in base_names(module) - set(weights):  # base weights of adapters, which the configuration names
+    # a checkpoint does not contain the base weights of adapters; the module has them, from encoder.name
+    for key in base_names(module) - set(weights):
         weights[key] = expected[key]
     for key in sorted(set(weights) | set(expected)):
         if key not in weights or key not in expected or weights[key].shape != expected[key].shape:

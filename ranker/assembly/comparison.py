@@ -85,7 +85,8 @@ def files_of_sets(cfg: DictConfig, paths: Sequence[Path]) -> dict[str, list[Path
         raise ConfigError(f"runs: expected runs of the same set, got {'; '.join(', '.join(files) for files in found)}")
     if len(common) > 1 and (len(named) < len(found) or cfg.qrels is not None):
         raise ConfigError(
-            f"sets: expected the name of one set beside a single run file or qrels, got {', '.join(common)}"
+            f"sets: expected the name of one set, since a plain run file or qrels= is for a single set, got "
+            f"{', '.join(common)}"
         )
     return {name: [files.get(name) or files[""] for files in found] for name in common}
 

@@ -46,7 +46,7 @@ def overrides_of(key: str) -> list[str]:
 
 
 def run_name(name: str, checkpoint: str | None, resume: bool) -> str:
-    """Return the name of a run; a resumed run keeps the name of the continued run, unless an override sets a name."""
+    """Return the name of a run; a run that resumes another keeps that run's name, unless an override sets it."""
     stored = Path(checkpoint or "") / "config.yaml"
     if not resume or overrides_of("name") or not stored.is_file():
         return name
@@ -54,7 +54,10 @@ def run_name(name: str, checkpoint: str | None, resume: bool) -> str:
 
 
 def started_from(cfg: DictConfig) -> DictConfig:
-    """Return the configuration with the stored model and encoder of `checkpoint`; keys of their training stay as given.
+    """Return the configuration with the stored model and encoder of `checkpoint`.
+
+    Of the model and the encoder, the command line may override only keys that affect nothing but the training
+    (`training_keys`).
 
     Raises:
         ConfigError: The checkpoint does not come from a training, or the command line sets another key of the model or

@@ -49,7 +49,7 @@ class ScorerInputs:
     list_rows: ListRows | None = None
 
     def affixes(self, text: int) -> Affixes:
-        """Return the text of the prompt that is stored together with each query (`text` 0) or each doc (`text` 1)."""
+        """Return the part of the prompt that the store keeps with each query (`text` 0) or each doc (`text` 1)."""
         if self.reads == "pairs":
             return self.pair.affixes_of(text) if self.pair is not None else Affixes()
         return self.layouts[text].affixes_of(0) if self.layouts is not None else Affixes()
@@ -170,9 +170,9 @@ class Collator:
         for name, layout in (("query", query), ("doc", doc)):
             if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
                 raise ConfigError(
-                    f"{name}: expected rows with room for {layout.num_special} special tokens and one more, filled up "
-                    f"to at most {positions} tokens; got rows of at most {layout.max_tokens or positions}, filled up "
-                    f"to {layout.fill_to}"
+                    f"{name}: expected rows of at least {layout.num_special + 1} tokens ({layout.num_special} special "
+                    f"tokens and one of the text), filled up to at most {positions} tokens; got rows of at most "
+                    f"{layout.max_tokens or positions} tokens, filled up to {layout.fill_to}"
                 )
         if inputs.reads == "pairs":
             # At least one token is left for the doc, so that no query is too long for a pair

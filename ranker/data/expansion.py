@@ -52,7 +52,7 @@ def expanded(splits: Splits, path: Path | None) -> Splits:
         path: The file; None: docs do not change.
 
     Raises:
-        DataError: The file can't be read, or has no id of a collection's doc.
+        DataError: The file can't be read, or has no expansion for any doc of one of the collections.
     """
     if path is None:
         return splits
@@ -62,7 +62,7 @@ def expanded(splits: Splits, path: Path | None) -> Splits:
         if not any(doc_id in collection.docs for doc_id in texts):
             raise DataError(
                 f"{path}: expected expansions of docs of {collection.name}, got none with an id of a doc "
-                f"(ids as {next(iter(texts), None)!r})"
+                f"(the first id of the file is {next(iter(texts), None)!r})"
             )
         return replace(collection, docs=ExpandedDocs(collection.docs, texts))
 

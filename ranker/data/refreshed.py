@@ -105,8 +105,9 @@ class RefreshedSteps(TrainSteps):
         super().__init__(*args, **options)
         if not isinstance(self.sampler, PooledGroups) or not self.sampler.takes_other_negatives:
             raise ConfigError(
-                "mining.every: expected null with triples, and with rows that have a teacher's scores or are drawn "
-                "alike, since other negatives have no label there; set data.negatives, or mining.every=null"
+                "mining.every: expected null with triples, and with rows that have a teacher's scores or whose docs "
+                "are drawn without regard to their grade (data.alike), since newly mined docs would have no label; set "
+                "data.negatives, or mining.every=null"
             )
         self._identity = super().identity()  # identity of the data of round 0
         self._initial, self.sampler = self.sampler.negatives, copy.copy(self.sampler)

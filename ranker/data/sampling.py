@@ -65,7 +65,7 @@ class Pool:
     Args:
         starts: int64 [groups].
         sizes: int64 [groups].
-        rows: Rows of the doc store, int32 [docs]; a memory-mapped file may also have docs outside the pools.
+        rows: Rows of the doc store, int32 [docs]. It may be a memory-mapped file, with docs that no group has.
         labels: Label of each doc [docs].
     """
 
@@ -122,12 +122,13 @@ class PooledGroups(ABC):
         positives: Relevant docs of each group.
         negatives: Other docs of each group.
         corpus_size: Number of docs in the store.
-        query_doc_rows: Row of the doc that has the query's id, -1 if there is no such doc, integers [groups]. None is
-            allowed without random negatives.
+        query_doc_rows: Row of the doc that has the query's id, -1 if there is no such doc, integers [groups]. May
+            be None if there are no random negatives.
 
     Attributes:
         negatives: See above. The attribute may be set to replace the negatives.
-        takes_other_negatives: Whether docs outside `negatives` would have a label.
+        takes_other_negatives: Whether `negatives` may be replaced by any other docs; false if other docs would have no
+            label, such as a teacher's score.
     """
 
     takes_other_negatives = True

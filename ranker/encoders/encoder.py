@@ -56,8 +56,11 @@ class Encoder(nn.Module):
     - `padded`: transformers' own forward pass on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of rows of equal length, for families whose states depend on padding.
 
-    The paths of the first item are fixed by `Family.layers`; a measurement chooses among the others (`traits`). On CUDA
-    in half precision, attention also runs without padding; it then applies no attention dropout.
+    A family with layers of this package (`Family.layers`) takes their path, unless adapters or an option rule it out.
+    Otherwise, a few short rows run on the other paths, and the fastest correct path is taken (`traits`).
+
+    "Without padding" means that linear layers compute no padding token. On CUDA in half precision, attention computes
+    none, either; it then applies no attention dropout.
 
     Args:
         model: The transformers model, without its pooler.
@@ -113,7 +116,8 @@ class Encoder(nn.Module):
     def run_by_transformers(self) -> None:
         """Run transformers' own forward pass, on the path that a measurement finds.
 
-        Sharded layers and products in fp8 need this, because their weights can only be used by calling their module.
+        Sharded layers and fp8 layers need this: the layers of this package read weights directly, but the weights of
+        these layers can be used only by calling their module.
         """
         model, tokenizer, execution = self.model, self.tokenizer, self.execution
         words: Any = model.get_input_embeddings().weight
@@ -270,13 +274,13 @@ class Encoder(nn.Module):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
     def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
-        """Return the states after each of these numbers of layers, [tokens, dim] each, ascending by this number.
+        """Return the states after the first n layers for each n in `layers`, [tokens, dim] each, the smallest n first.
 
-        They are the states that `lower(number)` would return.
+        The states for n are those that `lower(n)` would return.
 
         Args:
             batch: The batch.
-            layers: The numbers of layers, from 0 (the embeddings) to `num_layers`.
+            layers: Values of n, from 0 (the embeddings) to `num_layers`.
         """
         found, norm = [], final_norm(self.model, self.num_layers)
         for number, states in enumerate(self.layers(batch)):

@@ -57,7 +57,7 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def place_of(name: str | Path) -> tuple[str, dict[str, str]]:
-    """Return the folder or hub id of weights, and for a GGUF file an argument of `from_pretrained`, the file's name.
+    """Return the folder or hub id of weights, and more arguments of `from_pretrained`: for a GGUF file, its name.
 
     >>> place_of("models/small.Q4_1.gguf"), place_of("org/model")
     (('models', {'gguf_file': 'small.Q4_1.gguf'}), ('org/model', {}))

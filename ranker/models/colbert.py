@@ -82,8 +82,8 @@ class ColBERT(nn.Module):
             not change the vectors of the query's own tokens.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
         mask_punctuation: Whether tokens of docs that are punctuation marks have no vector.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives True needs all token
-            vectors of the step in memory. None: true, except if labels are a teacher's scores.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives. If true, memory must
+            hold all token vectors of a step. None: true, except if labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
 
     Attributes:

@@ -38,7 +38,8 @@ class _Part:
         device: The device.
         first: Index of the first vector.
         count: Number of vectors.
-        values: The vectors in the type of the search, [vectors, dim]; None: each search reads them from the disk.
+        values: The vectors in the number type in which the search multiplies them (`dtype` of the index), [vectors,
+            dim]; None: each search reads them from the disk.
         exact: The vectors in float32, [vectors, dim]; None: each search reads those that it needs from the disk.
     """
 
@@ -50,13 +51,13 @@ class _Part:
 
 
 class TensorIndex:
-    """All vectors of a store, split over devices. Each search reads vectors that do not fit from the disk.
+    """All vectors of a store, split over devices. If vectors do not fit, each search reads them from the disk.
 
     Args:
         store: The vectors.
         index_type: Type and options of the index.
         devices: Devices of the search.
-        dtype: Type of the search.
+        dtype: Number type in which the search multiplies vectors ("type of the search").
         room: Bytes that vectors may take on each device; None: `SHARE_OF_MEMORY` of a GPU's free memory, any on a CPU.
 
     Attributes:
@@ -112,7 +113,11 @@ class TensorIndex:
             done += len(chunk)
 
     def margin(self, queries: np.ndarray) -> np.ndarray:
-        """Return the largest error of the inner products of `search` for queries, float32 [..., dim]: [...]."""
+        """Return how far from exact an inner product of `search` can be, for each query, float64 [...].
+
+        Args:
+            queries: float32 [..., dim].
+        """
         lengths = np.linalg.norm(queries, axis=-1).astype(np.float64)
         return np.asarray(ERRORS[self._dtype] * np.maximum(1.0, lengths * self._longest))
 
@@ -191,7 +196,10 @@ class TensorIndex:
         return self._products(queries, indices).cpu().numpy()
 
     def _products(self, queries: np.ndarray, indices: np.ndarray) -> Tensor:
-        """Do what `exact` does, on the first device. Equal vectors get equal products: all rows have the same sum."""
+        """Return the inner products of `exact` as a tensor on the first device.
+
+        Equal vectors get equal products, because all products are summed in the same order.
+        """
         home = self._parts[0].device
         out = torch.empty(indices.shape, dtype=torch.float64, device=home)
         step = max(1, EXACT_NUMBERS // max(1, indices.shape[1] * queries.shape[1]))
@@ -224,8 +232,9 @@ def _products(device: torch.device) -> int:
 def _promising(products: Tensor, count: int, lowest: Tensor | None) -> Tensor | None:
     """Return columns that contain the `count` best ones of each query, int64 [queries, columns].
 
-    The columns are divided into groups of `GROUP`. The groups with the `count` highest maxima contain the best columns,
-    and of these only groups with a maximum above `lowest` can have one.
+    The columns are divided into groups of `GROUP`. The `count` groups with the highest maxima contain the best columns.
+    A group has a column of interest only if its maximum is above `lowest`, so the number of groups is at most the
+    largest number of such groups that a query has.
 
     Args:
         products: [queries, vectors].

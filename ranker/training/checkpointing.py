@@ -189,7 +189,9 @@ class SaveLast(Checkpoint):
 
     @contextmanager
     def ends_at_sigterm(self, trainer: pl.Trainer) -> Iterator[None]:
-        """End the process at once if SIGTERM comes while the context is open: after a training, all is saved.
+        """End the process at once if SIGTERM comes while the context is open.
+
+        This is for the time after a training, when everything is saved.
 
         Raises:
             Preempted: SIGTERM was received.

@@ -42,8 +42,8 @@ class RerankModule(pl.LightningModule):
     Args:
         scorer: Scores [batch, docs].
         measures: Names of measures (ir-measures), computed at every validation.
-        loss: Returns a scalar for scores, labels and mask: a mean over groups. For a mix of sets: `SetLosses`. None for
-            a module that is only validated.
+        loss: Returns a scalar for scores, labels and mask: a mean over groups. If the training mixes several sets, it
+            is a `SetLosses`. None for a module that is only validated.
         optimization: Optimizer, schedule, clipping and seed.
         nonfinite: What to do at a step whose loss or gradient is not finite.
     """
@@ -104,9 +104,9 @@ class RerankModule(pl.LightningModule):
             self.loss.begin(step)
         total = self.accumulate(step)
         norm = self.clip()
-        # One all-reduce sums four kinds of values over the devices: the parts of the loss; the gradient norm, divided
-        # by the number of devices first because it is equal on all; the number of requests to stop; and the loss of
-        # each set of a mix. So all devices decide alike whether the step is finite and whether to stop.
+        # One all-reduce sums over the devices: the loss, the gradient norm, the requests to stop, and the loss of each
+        # set if there are several. Each device already has the whole gradient norm, so it is first divided by the
+        # number of devices. From the sums, all devices decide alike whether the step is finite and whether to stop.
         stop = torch.full_like(total, float(self.stop_asked))
         of_sets = self.loss.parts(total) if isinstance(self.loss, SetLosses) else ()
         summary = torch.stack([total, norm.double() / self.trainer.world_size, stop, *of_sets])
@@ -164,7 +164,7 @@ class RerankModule(pl.LightningModule):
             float(group["lr"]) != before for group, before in zip(groups, stored, strict=True)
         ):
             log.warning(
-                "training: the learning rate of step %d is %g, but %g in the checkpoint: the resumed run had another "
+                "training: the learning rate of step %d is %g, but %g in the checkpoint: the earlier run had another "
                 "schedule or another number of steps",
                 scheduler.last_epoch + 1,
                 groups[0]["lr"],
@@ -184,8 +184,9 @@ class RerankModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store counts of the training, and leave out the frozen weights to which adapters were added.
 
-        The counts are those of skipped steps, of each set's groups, and of rounds of refreshed negatives. The last step
-        is checked first: if it is not finite and ends the training (`NonFiniteOptions`), no checkpoint is written.
+        They count the skipped steps, the groups of each set that were trained on, and the rounds of mined negatives.
+        The last step is checked first: if it is not finite and ends the training (`NonFiniteOptions`), no checkpoint is
+        written.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps

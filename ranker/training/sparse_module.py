@@ -17,7 +17,8 @@ from ranker.types import TrainStep
 
 REGULARIZERS = ("flops", "l1", "df_flops")
 MEMORY = 100  # number of steps over which document frequencies are averaged
-# a term that a tenth of the docs have gets the factor 1/2 (Porco et al., 2025, section 3: alpha and beta)
+# parameters of `frequency_factor`: the share of docs at which a term's factor is 1/2, and the steepness of the curve
+# around this share (alpha and beta in section 3 of Porco et al., 2025)
 HALF, STEEPNESS = 0.1, 10.0
 
 
@@ -89,7 +90,7 @@ class SparseModule(ContrastiveModule):
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties:
         """Return the penalties on the step's term weights, and their gradients."""
-        if not step.seeds:  # a repeated step has seeds; it keeps the factor that it had the first time
+        if not step.seeds:  # only a step of `ranker replay` has seeds; its factor was stored with the weights
             self.factor.fill_(self._warmup())
         importance = None
         if self.sparsity.regularizer == "df_flops":

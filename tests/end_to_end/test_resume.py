@@ -218,7 +218,7 @@ def test_the_rate_of_a_longer_schedule_is_its_own(forks, choices, tmp_path):
     assert done.code == 0, done.out
     # after 4 of 8 steps; the schedule over 4 steps had reached its end
     assert (
-        "the learning rate of step 5 is 0.0015, but 0 in the checkpoint: the resumed run had another schedule or "
+        "the learning rate of step 5 is 0.0015, but 0 in the checkpoint: the earlier run had another schedule or "
         "another number of steps" in done.out
     )
     for name, folder in (
