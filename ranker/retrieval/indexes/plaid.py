@@ -27,7 +27,7 @@ class Plaid:
             many that they have about 35,000 vectors; elsewhere, so many that a query's lists have about 300,000 docs.
         candidates: This many times the requested number of docs are compared by their compressed vectors. On a CPU with
             numba, all docs that have a vector at a probed centroid are.
-        rescore: This many times the requested number of docs are scored exactly; None: 1.6 on a CPU with numba, else 3.
+        rescore: This many times the requested number of docs are scored exactly; None: 1.8 on a CPU with numba, else 3.
         stored: Whether exact scores are computed from the stored vectors; False: from decompressed ones.
         gpu: Whether to build and search on a GPU; None: yes if there is one.
     """

@@ -37,7 +37,7 @@ LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all
 PROBED = 35_000  # the same in `CPUSearch`: about how many vectors are at the centroids that a token probes
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
 EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are compared by them
-RESCORED, CPU_RESCORED = 3.0, 1.6  # `rescore` 0: docs that are scored exactly, in multiples of the depth
+RESCORED, CPU_RESCORED = 3.0, 1.8  # `rescore` 0: docs that are scored exactly, in multiples of the depth
 SHARED = 12  # with `probes` 0: a query is assumed to probe SHARED * probes different centroids
 
 
