@@ -96,3 +96,23 @@ def test_a_gradient_reaches_all_weights(family, checkpoint):
     encoder = load(checkpoint(family)).train()
     encoder(token_batch(encode(encoder.tokenizer))).square().sum().backward()
     assert [name for name, weight in encoder.named_parameters() if weight.requires_grad and weight.grad is None] == []
+
+
+@pytest.mark.parametrize("family", [name for name in TRAINED if OUTCOMES[name].path not in ("padded", "by_length")])
+def test_bfloat16_on_a_cpu_is_near_float32(family, checkpoint):
+    """Autocast returns some parts in float32, such as rotated queries, and others in bfloat16.
+
+    Families on the other paths take float32 on a CPU by default.
+    """
+    encoder = load(checkpoint(family))
+    batch = token_batch(encode(encoder.tokenizer))
+    with torch.no_grad():
+        exact = encoder(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            evaluated = encoder(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        trained = encoder(batch)
+    trained.float().square().sum().backward()
+    for states in (evaluated, trained):
+        # T5 does not scale its logits, so their rounding errors are larger
+        assert (states.float() - exact).norm() <= (0.1 if "t5" in family else 0.05) * exact.norm()
