@@ -38,8 +38,15 @@ def settle_precision(cfg: DictConfig, folder: Path, encoder: Encoder) -> None:
         cfg: The configuration, which is changed.
         folder: The run folder.
         encoder: The encoder; its size and its path decide whether bfloat16 is faster on a CPU.
+
+    Raises:
+        ConfigError: The precision is a half precision in which the encoder's family does not run.
     """
     configured = cfg.trainer.precision
+    fault = encoder.why_float32
+    if fault and configured is not None and "16" in str(configured):
+        family = encoder.config.model_type
+        raise ConfigError(f"trainer.precision: expected 32-true for {family}, because {fault}; got {configured}")
     precision, reason = (configured, "configured") if configured is not None else chosen(cfg.trainer, encoder)
     cfg.trainer.precision = precision
     if is_first_process():
@@ -65,6 +72,9 @@ def checked_precision(trainer: Mapping[str, Any]) -> Any:
 
 def chosen(trainer: Mapping[str, Any], encoder: Encoder) -> tuple[str, str]:
     """Return the precision to use if `trainer.precision` is null, and the reason."""
+    fault = encoder.why_float32
+    if fault:
+        return "32-true", fault
     device = device_type(trainer)
     if device == "cuda":
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -169,6 +169,11 @@ class Encoder(nn.Module):
         return getattr(self.config, "type_vocab_size", 0) > 1 if self._forward is None else self._forward.reads_segments
 
     @property
+    def why_float32(self) -> str:
+        """Reason why the family does not run in half precision; empty if it does."""
+        return family_of(self.config).why_float32
+
+    @property
     def config(self) -> PretrainedConfig:
         """The transformers configuration."""
         return self.model.config

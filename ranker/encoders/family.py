@@ -60,6 +60,8 @@ class Family:
         refused: Reason why models of the family can't be trained; empty if they can.
         config_changes: Configuration values to set before a model is built.
         window_excess: How many tokens further attention reaches than the `sliding_window` that modules pass to it.
+        why_float32: Reason why transformers' code of the family fails under autocast in half precision; empty if it
+            runs.
         frozen: Parts of names of weights on which no state depends. They are frozen, because DDP expects a gradient for
             each trained weight.
     """
@@ -74,6 +76,7 @@ class Family:
     refused: str = ""
     config_changes: Mapping[str, Any] = field(default_factory=dict)
     window_excess: int = 0
+    why_float32: str = ""
     frozen: tuple[str, ...] = ()
 
 

@@ -13,7 +13,7 @@ from ranker.assembly.trainer import fabric_options, trainer_options
 from ranker.config.shared_keys import TrainerConfig
 from ranker.errors import ConfigError
 
-WIDE = SimpleNamespace(dim=384, ragged=True, path="bert")
+WIDE = SimpleNamespace(dim=384, ragged=True, path="bert", why_float32="")
 
 
 def trainer(**values):
@@ -40,6 +40,8 @@ def test_a_cpu_takes_bf16_where_a_measurement_gains(bf16_cpu, monkeypatch):
     [
         ({}, {"dim": 128}, "states of 128 numbers gain little"),
         ({}, {"ragged": False, "path": "by_length"}, "on the path by_length attention is torch's"),
+        ({}, {"why_float32": "its code overflows"}, "its code overflows"),
+        ({"accelerator": "cuda"}, {"why_float32": "its code overflows"}, "its code overflows"),
         ({"num_nodes": 2}, {}, "another program started several processes"),
         ({"accelerator": "mps"}, {}, "the device is mps"),
     ],
@@ -91,3 +93,14 @@ def test_the_cpu_is_what_the_kernel_says():
     if flags is None:
         pytest.skip("this processor's instructions are not in /proc/cpuinfo under this name (not x86)")
     assert cpu_has_bf16() == bool({"amx_bf16", "avx512_bf16"} & set(flags))
+
+
+def test_a_half_precision_in_which_the_family_fails_is_refused(tmp_path):
+    encoder = SimpleNamespace(why_float32="its code overflows", config=SimpleNamespace(model_type="deberta"))
+    cfg = OmegaConf.create({"trainer": trainer(precision="bf16-mixed")})
+    with pytest.raises(ConfigError) as caught:
+        precision.settle_precision(cfg, tmp_path, encoder)
+    assert str(caught.value) == (
+        "trainer.precision: expected 32-true for deberta, because its code overflows; got bf16-mixed"
+    )
+    assert not list(tmp_path.iterdir())
