@@ -84,8 +84,8 @@ def scan(
         Rows of the docs with a vector at a probed centroid, int64 [found]; the similarities, int16 [found, tokens].
     """
     blocks, docs, starts, sizes = cells
-    tokens, room, probed = len(least), np.int64(0), np.empty(len(sizes), dtype=np.int32)
-    num_probed = 0
+    tokens, probed = len(least), np.empty(len(sizes), dtype=np.int32)
+    num_probed, room = 0, 0
     for cell in range(len(sizes)):
         near = False
         for token in range(tokens):
@@ -99,7 +99,7 @@ def scan(
     for place in range(num_probed):
         cell, later = probed[place], probed[min(place + LATER, num_probed - 1)]
         for block in range(starts[later], starts[later + 1]):
-            fetch(blocks, block)
+            fetch(blocks, block)  # type: ignore[call-arg]
             fetch(docs, block)
         count = 0
         for token in range(tokens):
@@ -108,7 +108,7 @@ def scan(
         for block in range(starts[cell], starts[cell + 1]):
             for row in range(count):
                 token = asking[row]
-                sums(blocks, block, table, token, np.int64(similarities[cell, token]), part, row)
+                sums(blocks, block, table, token, np.int64(similarities[cell, token]), part, row)  # type: ignore[call-arg, arg-type]
             for vector in range(min(BLOCK, sizes[cell] - BLOCK * (block - starts[cell]))):
                 slot = slots[docs[block, vector]]
                 if slot < 0:

@@ -20,7 +20,9 @@ BLOCK = 32  # vectors whose residuals are stored together
 HALF_SCALE = 2**14  # 1.0 as an integer scale
 
 BYTE, SHORT, INT, WORD, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_host: dict[str, bool] = {} if config.CPU_NAME or config.CPU_FEATURES else dict(binding.get_host_cpu_features())
+_options: Any = config  # settings of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
+_of_host = not (_options.CPU_NAME or _options.CPU_FEATURES)
+_host: dict[str, bool] = dict(binding.get_host_cpu_features()) if _of_host else {}
 SHUFFLES, WIDE = _host.get("avx2", False), _host.get("avx512f", False)  # instructions of this processor
 
 
