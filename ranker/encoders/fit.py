@@ -82,13 +82,17 @@ def check_tokens(encoder: Any) -> None:
         )
 
 
-def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
+def check_layout(encoder: Any, texts: int, pooling: str | None = None, trained: bool = False) -> None:
     """Refuse a layout of texts that the encoder can't read, or that does not separate the texts.
+
+    If the tokenizer of an encoder that `load_encoder` has loaded adds no special tokens, texts end with its separator
+    or end-of-text token from now on. A trained scorer keeps its layout.
 
     Args:
         encoder: An `Encoder`.
         texts: 2 for a pair in one sequence, 1 for a single text.
         pooling: Pooling of the sequence; `cls` needs a special token at the start.
+        trained: Whether the encoder belongs to a trained scorer, although `load_encoder` has loaded the encoder.
 
     Raises:
         CheckpointError: Special tokens are missing, a segment id has no embedding, or the positions leave no room for
@@ -97,12 +101,12 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
-    # a trained bi-encoder, which `load_encoder` has not loaded, keeps its layout
-    unended = not template.specials[1] if texts == 2 else not template.num_special and encoder.source is not None
-    if unended and _end_texts(encoder):
+    trained = trained or encoder.source is None
+    unended = not template.specials[1] if texts == 2 else not template.num_special
+    if unended and not trained and _end_texts(encoder):
         template = Template.of(encoder.tokenizer, texts)
         log.info("%s: the tokenizer adds no special tokens, so texts now end with %s", where, template.specials[-1])
-    if texts == 2 and not template.specials[1]:
+    if texts == 2 and not template.specials[1] and not trained:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
         )

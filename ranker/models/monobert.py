@@ -82,13 +82,15 @@ class MonoBERT(nn.Module):
         self.encoder = encoder
         wanted = None if prompt is None else filled(prompt, instruction)
         self.prompt = trained_prompt(encoder, wanted) if self.takes_prompt else None
+        stored = cross_encoder.initial_head(encoder, dropout) if head == "auto" and not pooler else None
+        if stored is not None and pooling not in ("auto", stored.pooling):
+            stored = None
         if self.prompt is None:
-            check_layout(encoder, 2)
+            check_layout(encoder, 2, trained=stored is not None)
         self.dropout = nn.Dropout(dropout)
         self.pooler: nn.Module = nn.Identity()
         self.head: nn.Linear | NativeHead
-        stored = cross_encoder.initial_head(encoder, dropout) if head == "auto" and not pooler else None
-        if stored is not None and pooling in ("auto", stored.pooling):
+        if stored is not None:
             self._take(stored)
         elif head == "native" or (head == "auto" and not pooler and pooling == "auto" and prefers_native(encoder)):
             self._take(Classifier(encoder, NativeHead.of(encoder, num_labels, dropout), dropout=dropout))
@@ -100,7 +102,7 @@ class MonoBERT(nn.Module):
             for linear in (part for part in (*self.pooler.modules(), self.head) if isinstance(part, nn.Linear)):
                 nn.init.normal_(linear.weight, std=getattr(encoder.config, "initializer_range", 0.02))
                 nn.init.zeros_(linear.bias)
-        check_layout(encoder, 2 if self.prompt is None else 1, self.pooling)
+        check_layout(encoder, 2 if self.prompt is None else 1, self.pooling, trained=stored is not None)
 
     def pair_layout(self) -> Template:
         """Return the layout of a query and a doc in one row."""

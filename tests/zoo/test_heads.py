@@ -80,6 +80,11 @@ def test_the_logit_of_a_word_continues(no, checkpoint, tmp_path):
     expected = logits[:, 11] - (0 if no is None else logits[:, no])
     torch.testing.assert_close(scores_of(scorer), expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(scores_of(load_scorer(tmp_path / "theirs")), expected, rtol=0, atol=1e-4)
+    theirs = CrossEncoder(str(tmp_path / "theirs"), device="cpu", activation_fn=torch.nn.Identity())
+    predicted = torch.from_numpy(theirs.predict(SAME_QUERY))
+    assert not scorer.pair_layout().specials[1], "the tokenizer puts nothing between query and doc"
+    for one in (scorer, load_scorer(tmp_path / "theirs")):
+        torch.testing.assert_close(scores_of(one), predicted, rtol=0, atol=1e-4)
 
 
 def test_bart_keeps_two_labels(checkpoint, tmp_path):
