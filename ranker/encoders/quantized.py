@@ -77,9 +77,14 @@ class Int8Weight:
             self._joined = others, Int8Weight(values, factors, self.dtype)
         return self._joined[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the packed copy, which torch can neither copy nor pickle."""
+        return {name: value for name, value in self.__dict__.items() if name != "_packed"}
+
     def _product(self, values: Tensor) -> Tensor:
         """Return the product of int8 rows and this weight times the weight's scales, float32 [rows, out]."""
-        if not (len(values) and torch.cpu._is_vnni_supported()):  # without VNNI, oneDNN's sums of int8 may overflow
+        # without VNNI, oneDNN's sums of int8 may overflow
+        if not (len(values) and torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()):
             return torch._int_mm(values, self._columns).float().mul_(self.scale)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
             values, 1.0, 0, self._packed, self.scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""

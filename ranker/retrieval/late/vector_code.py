@@ -67,8 +67,9 @@ class Call:
 
     def prefetch(self, place: int, offset: Any) -> None:
         """Ask for the cache line `offset` bytes into the array that is argument number `place`."""
-        kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(), INT, INT, INT])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        pointer = BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, INT, INT, INT])
+        function = self.builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
         flags = [ir.Constant(INT, value) for value in (0, 3, 1)]  # a read, into all caches, of data
         self.builder.call(function, [self.at(place, offset, BYTE), *flags])
 

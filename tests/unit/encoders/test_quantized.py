@@ -1,5 +1,8 @@
 """Linear layers in 8 bits against products of rounded numbers by a plain loop; scores; training under rounding."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +58,14 @@ def test_both_ways_to_multiply_in_int8_give_the_same_product(monkeypatch):
     plain = linear(inputs, weight, bias)
     monkeypatch.undo()
     torch.testing.assert_close(linear(inputs, weight, bias), plain, rtol=1e-6, atol=1e-6)
+
+
+def test_a_layer_that_has_multiplied_in_int8_can_be_copied_and_pickled():
+    model, inputs = nn.Sequential(nn.Linear(24, 10)), torch.randn(5, 24)
+    to_int8(model)
+    expected = model(inputs)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(inputs), expected)
 
 
 def test_joined_weights_are_packed_once_and_follow_their_parts():
