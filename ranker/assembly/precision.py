@@ -43,10 +43,7 @@ def settle_precision(cfg: DictConfig, folder: Path, encoder: Encoder) -> None:
         ConfigError: The precision is a half precision in which the encoder's family does not run.
     """
     configured = cfg.trainer.precision
-    fault = encoder.why_float32
-    if fault and configured is not None and "16" in str(configured):
-        family = encoder.config.model_type
-        raise ConfigError(f"trainer.precision: expected 32-true for {family}, because {fault}; got {configured}")
+    refuse_half(configured, encoder)
     precision, reason = (configured, "configured") if configured is not None else chosen(cfg.trainer, encoder)
     cfg.trainer.precision = precision
     if is_first_process():
@@ -54,6 +51,22 @@ def settle_precision(cfg: DictConfig, folder: Path, encoder: Encoder) -> None:
             write_config(cfg, folder)
         add_facts(folder, precision={"value": precision, "reason": reason})
         log.info("precision: %s (%s)", precision, reason)
+
+
+def refuse_half(precision: Any, encoder: Encoder) -> None:
+    """Refuse a half precision in which an encoder's family does not run.
+
+    Args:
+        precision: A precision as Lightning names it; None: not chosen yet.
+        encoder: The encoder.
+
+    Raises:
+        ConfigError: The precision is refused.
+    """
+    fault = encoder.why_float32
+    if fault and precision is not None and "16" in str(precision):
+        family = encoder.config.model_type
+        raise ConfigError(f"trainer.precision: expected 32-true for {family}, because {fault}; got {precision}")
 
 
 def checked_precision(trainer: Mapping[str, Any]) -> Any:

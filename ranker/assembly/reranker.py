@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import text_limits
 from ranker.assembly.inference import prepare
-from ranker.assembly.precision import checked_precision, chosen
+from ranker.assembly.precision import checked_precision, chosen, refuse_half
 from ranker.assembly.probabilities import read_calibration
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
@@ -69,6 +69,9 @@ class Reranker:
         max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
         calibration: The map from scores to probabilities of relevance; None: scores are returned unchanged.
 
+    Raises:
+        ConfigError: The scorer's encoder or this CPU does not support the precision.
+
     Attributes:
         devices: The device and the precision of forward passes.
         precision: The precision, as Lightning names it.
@@ -84,6 +87,7 @@ class Reranker:
         calibration: Calibration | None = None,
     ) -> None:
         quiet_libraries()
+        refuse_half(precision, scorer.encoder)
         self.calibration = calibration
         trainer = {"accelerator": accelerator, "num_nodes": 1, "precision": precision}
         if precision is None:

@@ -6,12 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transformers import AutoModel, DebertaConfig
 
 from ranker.assembly import precision
 from ranker.assembly.precision import checked_precision, chosen, cpu_has_bf16, times
+from ranker.assembly.reranker import Reranker
 from ranker.assembly.trainer import fabric_options, trainer_options
 from ranker.config.shared_keys import TrainerConfig
+from ranker.data.collate import TextLimits
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
+from ranker.models.monobert import MonoBERT
 
 WIDE = SimpleNamespace(dim=384, ragged=True, path="bert", why_float32="")
 
@@ -104,3 +110,12 @@ def test_a_half_precision_in_which_the_family_fails_is_refused(tmp_path):
         "trainer.precision: expected 32-true for deberta, because its code overflows; got bf16-mixed"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reranker_refuses_a_half_precision_in_which_the_family_fails():
+    config = DebertaConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, relative_attention=True)
+    scorer = MonoBERT(Encoder(AutoModel.from_config(config), tiny_tokenizer()), head="own")
+    for refused in ("bf16-mixed", "bf16-true"):
+        with pytest.raises(ConfigError, match=f"expected 32-true for deberta, because .*; got {refused}$"):
+            Reranker(scorer, TextLimits(8, 8), accelerator="cpu", precision=refused)
+    assert Reranker(scorer, TextLimits(8, 8), accelerator="cpu").precision == "32-true"
