@@ -87,6 +87,10 @@ class RerankModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return the optimizer, with groups for weight decay, and the schedule over optimizer steps."""
         options = self.optimization
+        for parameter in self.parameters():
+            # on a CPU, torch's fused kernels read weights, gradients and moments as blocks of memory without gaps
+            if parameter.requires_grad and not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
         decayed = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]

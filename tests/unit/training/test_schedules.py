@@ -95,3 +95,23 @@ def test_biases_and_norms_are_not_decayed():
         "1.weight": 0.0,
         "1.bias": 0.0,
     }
+
+
+def test_the_fused_update_of_a_weight_with_gaps_in_memory_is_that_of_adamw():
+    torch.manual_seed(0)
+    values, inputs = torch.randn(4, 12), torch.randn(9, 6)
+    found = []
+    for fused in (True, False):
+        scorer = torch.nn.Linear(6, 4, bias=False)
+        scorer.weight = torch.nn.Parameter(values.clone()[:, ::2])  # strides of 12 and 2 numbers
+        optimization = Optimization(
+            lambda groups, fused=fused: torch.optim.AdamW(groups, lr=0.1, fused=fused), lambda step, total: 1.0, 5
+        )
+        (optimizer,), _ = RerankModule(scorer, ["nDCG@10"], optimization=optimization).configure_optimizers()
+        torch.testing.assert_close(scorer.weight.detach(), values[:, ::2], rtol=0, atol=0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (scorer(inputs) ** 2).sum().backward()
+            optimizer.step()
+        found.append(scorer.weight.detach())
+    torch.testing.assert_close(*found)
