@@ -11,7 +11,8 @@ import numpy as np
 
 from ranker.data.token_writer import Encoded, TextEncoder
 
-MOST_CHARS = 2_000_000  # of the words in a cache, which takes up to 60 MB; above it, the cache starts again
+# Size of a cache above which it starts again, up to 80 MB: the characters of its words, and `ENTRY` for each word
+MOST_CHARS, ENTRY = 4_000_000, 8
 # `str.split` splits at these characters, but BERT's normalizer removes them, which joins what is around them
 JOINING = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
@@ -52,7 +53,7 @@ class WordCache:
         ends = np.cumsum(lengths)
         for word, start, end in zip(new, (ends - lengths).tolist(), ends.tolist(), strict=True):
             known[word] = tokens[start:end].tobytes()
-            self._chars += len(word)
+            self._chars += len(word) + ENTRY
         return known
 
     def __getstate__(self) -> dict[str, object]:

@@ -71,6 +71,15 @@ def test_a_cache_that_is_full_starts_again(monkeypatch):
     assert copy._known == {} and copy(["the river"])[1].tolist() == encoder(["the river"])[1].tolist()
 
 
+def test_short_words_fill_a_cache_too(monkeypatch):
+    """An entry takes about 180 bytes, whatever the length of its word."""
+    monkeypatch.setattr(word_cache, "MOST_CHARS", 1000)
+    cache = WordCache(TextEncoder(bert(), 50))
+    for first in range(0x4E00, 0x4E00 + 1000, 10):
+        cache([" ".join(map(chr, range(first, first + 10)))])
+        assert len(cache._known) <= 130
+
+
 def whitespace():
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
 
