@@ -273,9 +273,9 @@ def _states(*parts: Tensor) -> list[Tensor]:
     """Return queries, keys and values [1, heads, tokens, head size] as [tokens, heads, head size]."""
     states = [part[0].transpose(0, 1) for part in parts]
     kind = states[0].device.type
-    if kind == "cpu":
-        states = list(precise(*states))
     # under autocast, rotary positions and norms return float32, but attention needs parts of one type
+    if torch.is_autocast_enabled(kind) and len({part.dtype for part in states}) > 1:
+        states = list(precise(*states)) if kind == "cpu" else states
     if torch.is_autocast_enabled(kind) and (kind == "cuda" or len({part.dtype for part in states}) > 1):
         states = [part.to(torch.get_autocast_dtype(kind)) for part in states]
     return states

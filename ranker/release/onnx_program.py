@@ -71,6 +71,7 @@ class OnnxTexts:
         ragged: Whether rows run without padding.
         path: See `ranker.encoders.encoder.Encoder`.
         execution: Not used by the graphs; in the default, rows share no prefix.
+        why_float32: See `ranker.encoders.encoder.Encoder`.
     """
 
     tokenizer: Any
@@ -79,6 +80,7 @@ class OnnxTexts:
     ragged: bool = False
     path: str = "onnx"
     execution: Execution = DEFAULT
+    why_float32: str = ""
 
 
 class OnnxProgram(nn.Module):
