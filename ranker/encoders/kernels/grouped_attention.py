@@ -168,9 +168,9 @@ def _keys_backward(
             grad_v += tl.dot(weights.to(v.dtype), upstream)
             slope = weights * (tl.dot(v, tl.trans(upstream)) - mean[None, :])
             grad_k += tl.dot(slope.to(k.dtype), q)
-        places = keys * (key_heads * DIM) + head * DIM + dims
-        tl.store(grad_key + places, (grad_k * SCALE).to(grad_key.dtype.element_ty), mask=is_key)
-        tl.store(grad_value + places, grad_v.to(grad_value.dtype.element_ty), mask=is_key)
+        offsets = keys * (key_heads * DIM) + head * DIM + dims
+        tl.store(grad_key + offsets, (grad_k * SCALE).to(grad_key.dtype.element_ty), mask=is_key)
+        tl.store(grad_value + offsets, grad_v.to(grad_value.dtype.element_ty), mask=is_key)
 
 
 # launch settings, measured on an H200 with rows of 87 tokens, see docs/performance.md

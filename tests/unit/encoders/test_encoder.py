@@ -102,10 +102,13 @@ def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family
     batch = batch_of(*ROWS)
     batch.row_ids = torch.tensor([4, 0, 9])
     encoder.dropout_seed = 11
+    weights = torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16)
+    # gradients of about 800 are rounded by more than 1e-12 on one processor
+    size = 48 if (family, pooling) == ("distilbert", "cls") else 1
     results = []
     for vectors in (encoder.pooled(batch, pooling), pool(encoder(batch), batch, pooling)):
         encoder.zero_grad()
-        (vectors * torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16) / 48).sin().sum().backward()
+        (vectors * weights / size).sin().sum().backward()
         results.append(
             [vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)]
         )
