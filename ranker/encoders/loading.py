@@ -31,7 +31,7 @@ from ranker.encoders.tiny import (
     tiny_tokenizer,
 )
 from ranker.errors import CheckpointError, ConfigError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ranker.encoders import packing
 from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
 from ranker.encoders.gated_mlp import use_gated_kernel
 from ranker.encoders.grouped_attention import grouped_rows
 from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
-from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
+from ranker.encoders.packed_attention import IMPLEMENTATION, register
+from ranker.encoders.packing import Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import NEAR, RowGroup, row_groups, select_rows
@@ -69,7 +69,7 @@ class TransformersForward:
     """
 
     def __init__(self, model: Any, reads_segments: bool) -> None:
-        packing.register()
+        register()
         self.packing = Packing.of(model)
         self.first_position = 0
         self.unattended_position: int | None = None

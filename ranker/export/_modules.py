@@ -25,7 +25,7 @@ from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
 from ranker.encoders.native_head import padding_token_id
 from ranker.errors import CheckpointError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.encoders.kernels.blocks import BLOCK
-from ranker.encoders.kernels.short_attention import LOG2E, attend, attend_backward
+from ranker.encoders.kernels.short_attention import LOG2E, attend
+from ranker.encoders.kernels.short_attention_backward import attend_backward
 from ranker.encoders.kernels.sums import column_sums
 
 KEYS = 32  # number of first tokens that a Triton program reads at a time
@@ -245,7 +246,7 @@ def attend_lists_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,
     *lists: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `attend_lists`; arguments and results are as in `short_attention.attend_backward`."""
+    """Compute the gradients of `attend_lists`, with the arguments and results of `attend_backward` for rows."""
     tokens, _, heads, dim = qkv.shape
     rows, of = cu_seqlens.shape[0] - 1, ListTensors(*lists)
     grad_out = grad_out.contiguous()

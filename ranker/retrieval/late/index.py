@@ -14,7 +14,8 @@ import torch
 from filelock import FileLock
 
 from ranker.errors import DataError
-from ranker.files import write_folder, write_whole
+from ranker.files.folders import write_folder
+from ranker.files.writing import write_whole
 from ranker.interactions.maxsim import TextVectors
 from ranker.retrieval.late.arrays import Arrays, Effort
 from ranker.retrieval.late.build import compress

@@ -10,7 +10,7 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import CheckpointError, ConfigError, DataError
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.interactions.maxsim import TextVectors
 from ranker.retrieval import engines, pipeline
 from ranker.retrieval.encode import Device
