@@ -271,11 +271,15 @@ def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
 
 
 def padding_id(config: Any) -> int:
-    """Return a token id for padding, which masks hide: the configuration's, or its end-of-text token, or 0."""
+    """Return a token id for padding, which masks hide: the configuration's, or its end-of-text token, or 0.
+
+    An id outside the embedding table is passed over; GPT-2's default end-of-text token is outside of smaller tables.
+    """
     config = config.get_text_config()
+    rows = getattr(config, "vocab_size", None)
     for key in ("pad_token_id", "eos_token_id"):
         token = getattr(config, key, None)
-        if isinstance(token, int) and token >= 0:
+        if isinstance(token, int) and 0 <= token and (rows is None or token < rows):
             return token
     return 0
 
