@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.encoders.kernels.bias_gelu import phi
-from ranker.encoders.kernels.hashed import kept
+from ranker.encoders.kernels.hashed import dropout_constants, kept
 
 # activation -> launch settings, measured on an H200: GELU see docs/performance.md, SiLU with dim 3,072
 LAUNCH = {
@@ -140,11 +139,6 @@ def _grid(tokens: int, dim: int, activation: str) -> tuple[int, int]:
 def _settings(activation: str, hashes: Tensor | None, rate: float) -> dict[str, Any]:
     return {
         "ACTIVATION": activation,
-        "DROP": hashes is not None,
-        "THRESHOLD": threshold(rate),
-        "SCALE": 1 / (1 - rate),
-        "COLUMN": COLUMN % 2**32,
-        "FIRST": FIRST % 2**32,
-        "SECOND": SECOND % 2**32,
+        **dropout_constants(hashes, rate),
         **LAUNCH[activation],
     }
