@@ -279,7 +279,7 @@ def padding_id(config: Any) -> int:
     rows = getattr(config, "vocab_size", None)
     for key in ("pad_token_id", "eos_token_id"):
         token = getattr(config, key, None)
-        if isinstance(token, int) and 0 <= token and (rows is None or token < rows):
+        if isinstance(token, int) and token >= 0 and (rows is None or token < rows):
             return token
     return 0
 
