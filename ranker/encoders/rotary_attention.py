@@ -93,7 +93,7 @@ class RotaryAttention:
         results = []
         for number, layer in enumerate((self.q_proj, self.k_proj)):
             part = layer(states)[0]
-            norms = None if epsilon is None else HeadNorms(gains[number], gains[number], epsilon)
+            norms = None if epsilon is None else HeadNorms(gains[number], None, epsilon)
             results.append(rotary_heads(part, norms, cos, sin, part.shape[1] // dim, 0)[0])
         return [*results, self.v_proj(states)[0].unflatten(1, (-1, dim))]
 

@@ -23,12 +23,12 @@ class HeadNorms(NamedTuple):
 
     Args:
         query: Gain of the norm of queries, [dim].
-        key: Gain of the norm of keys, [dim].
+        key: Gain of the norm of keys, [dim]; None if there are no keys.
         epsilon: Epsilon of both norms.
     """
 
     query: Tensor
-    key: Tensor
+    key: Tensor | None
     epsilon: float
 
 
@@ -42,13 +42,13 @@ def rotate_heads(
     Args:
         x: Queries, keys and values, [tokens, all heads * dim].
         query_gain: Gain of the norm of queries, [dim]; None: no norm.
-        key_gain: Gain of the norm of keys, [dim]; None: no norm.
+        key_gain: Gain of the norm of keys, [dim]; None: no norm, or no keys.
         cos: Cosines of each token's angles, [tokens, dim].
         sin: Sines of each token's angles, [tokens, dim].
         heads: Numbers of heads of queries and keys.
         epsilon: Epsilon of the norms.
     """
-    gains = None if query_gain is None or key_gain is None else (query_gain, key_gain)
+    gains = _gains(query_gain, key_gain)
     if kernels is not None and x.is_cuda:
         return kernels.rotate_heads(x, gains, cos, sin, kernels.Heads(heads[0], heads[1], 0), epsilon)
     results, first = [], 0
@@ -87,7 +87,7 @@ def rotate_heads_backward(
         epsilon: See `rotate_heads`.
         sums: Whether to compute the gradients of the gains; else the second result is empty.
     """
-    gains = None if query_gain is None or key_gain is None else (query_gain, key_gain)
+    gains = _gains(query_gain, key_gain)
     if kernels is not None and grad_query.is_cuda:
         grads = (grad_query, grad_key, grad_value)
         grad, parts = kernels.rotate_heads_backward(grads, x, gains, cos, sin, epsilon, sums)
@@ -121,6 +121,10 @@ def _(grad_query: Tensor, grad_key: Tensor, grad_value: Tensor, *others: Any) ->
     return grad_query.new_empty(tokens, width), total
 
 
+def _gains(query: Tensor | None, key: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if query is None else (query, query if key is None else key)
+
+
 def _wide(part: Tensor) -> Tensor:
     return part.to(torch.promote_types(part.dtype, torch.float32))
 
@@ -152,10 +156,10 @@ class _Rotary(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = grads
         grad, sums = rotate_heads_backward(query, key, value, *ctx.saved_tensors, ctx.epsilon, ctx.sums)
-        query_gain, key_gain = ctx.saved_tensors[1:3]
         if not ctx.sums:
             return (grad, *[None] * 7)
-        return grad, sums[0].to(query_gain.dtype), sums[1].to(key_gain.dtype), *[None] * 5
+        gains = ctx.saved_tensors[1:3]
+        return grad, *(None if gain is None else sums[i].to(gain.dtype) for i, gain in enumerate(gains)), *[None] * 5
 
 
 def rotary_heads(
@@ -176,8 +180,8 @@ def rotary_heads(
         key_heads: Number of heads of keys; the heads that follow are those of values.
     """
     query_gain, key_gain, epsilon = (None, None, 0.0) if norms is None else norms
-    sums = torch.is_grad_enabled() and query_gain is not None and key_gain is not None
-    sums = sums and (query_gain.requires_grad or key_gain.requires_grad)  # type: ignore[union-attr]
+    trained = any(gain is not None and gain.requires_grad for gain in (query_gain, key_gain))
+    sums = torch.is_grad_enabled() and trained
     results: tuple[Tensor, Tensor, Tensor] = _Rotary.apply(
         x, query_gain, key_gain, cos, sin, [heads, key_heads], epsilon, sums
     )

@@ -5,14 +5,17 @@ import logging
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from transformers import AutoConfig, AutoModel
 
 from ranker.encoders import rotary_attention
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.lora import LoRA, add_adapter, refresh_stacked
-from ranker.encoders.packing import Packing
+from ranker.encoders.packing import Packing, Pass
+from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.rotary_attention import use_rotary_kernel
 from ranker.encoders.rotary_heads import rotary_heads
 from ranker.encoders.tiny import tiny_tokenizer
@@ -115,6 +118,44 @@ def test_states_and_gradients_are_those_of_transformers(family, adapted, monkeyp
         assert (ours.grad is None) == (theirs.grad is None), name
         if theirs.grad is not None:
             assert (ours.grad - theirs.grad).norm() <= 1e-5 * theirs.grad.norm() + 1e-9, name
+
+
+def test_a_layer_compiles_once_with_the_operation_as_one_node(monkeypatch):
+    def elementwise(module, query, key, value, mask, **options):  # attention on a CPU is outside of compiled code
+        mixed = query * key.repeat_interleave(3, 1) + value.repeat_interleave(3, 1).sin()
+        return mixed.transpose(1, 2), None
+
+    monkeypatch.setattr(rotary_attention, "packed_attention", elementwise)
+    model, graphs = model_of("qwen3", num_hidden_layers=1), []
+    add_adapter(model, LoRA(rank=4))
+    model = model.double()
+    Encoder(model, tiny_tokenizer())
+
+    def keep(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph)
+
+    def attend(states, cos, sin):
+        attention = model.layers[0].self_attn  # its hooks are outside of compiled code
+        return attention.forward(hidden_states=states, position_embeddings=(cos, sin), attention_mask=None)[0]
+
+    compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    for tokens in (5, 9, 14):
+        states, above = torch.randn(2, 1, tokens, 48, dtype=torch.float64)
+        angles = torch.randn(2, 1, tokens, 12, dtype=torch.float64)
+        batch, results = rows_of(tokens), []
+        forward = Pass(batch, RaggedLayout.of(batch), True, kernels=True, last_only=True)
+        forward.stacked = refresh_stacked(model, torch.float64)
+        for call in (attend, compiled):
+            leaf = states.clone().requires_grad_()
+            with Packing.of(model).running(forward):
+                output = call(leaf, *angles)
+            results.append([output.detach(), *torch.autograd.grad(output, leaf, above)])
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-12)
+    forward, backward = graphs
+    assert [name for name in forward if "rotate_heads" in name] == ["ranker.rotate_heads.default"]
+    assert [name for name in backward if "rotate_heads" in name] == ["ranker.rotate_heads_backward.default"]
+    assert not any("cat" in name or "scatter" in name for name in backward), "gradients are not joined"
 
 
 def test_everywhere_else_the_modules_own_code_runs(monkeypatch):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from ranker.encoders.rotary_heads import HeadNorms, rotary_heads, rotate_heads, rotate_heads_backward
@@ -89,7 +90,7 @@ def test_compiled_code_has_one_operation_each_way_for_any_number_of_tokens():
 
     def keep(graph, inputs):
         graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
+        return make_boxed_func(graph)
 
     compiled = torch.compile(rotary_heads, dynamic=True, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
     for tokens in (5, 9, 12):
