@@ -139,7 +139,7 @@ def _report(
 ) -> None:
     """Write `result.json`, the curves and the page, and show the results on the dashboards."""
     write_json(folder / "result.json", result)
-    runs = resumed_runs(folder)
+    runs = resumed_runs(folder) if cfg.resume else [folder]
     pictures.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
     facts = {"Run": folder.name, "Steps": str(result["steps"]), "Time": f"{result['seconds']:.0f} s"}
     if result["objective"] is not None:
