@@ -54,12 +54,12 @@ def train(cfg: DictConfig) -> float | None:
     folder = open_run(cfg)
     rehearse_training(cfg)
     pl.seed_everything(cfg.seed, verbose=False)
+    scorer = build_scorer(cfg)  # before the data: reading a large collection takes longer than the check of a model
+    settle_precision(cfg, folder, scorer.encoder)
+    check_scores(scorer)
     splits = load_splits(cfg)
     if cfg.suite is not None:
         splits = replace(splits, suite=validation_suite(cfg, splits))
-    scorer = build_scorer(cfg)
-    settle_precision(cfg, folder, scorer.encoder)
-    check_scores(scorer)
     check_refresh(cfg, scorer)
     run_as_configured(cfg, scorer)
     start_from_docs(cfg, splits, scorer)

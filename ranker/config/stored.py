@@ -16,7 +16,8 @@ from ranker.config.targets import target_faults, untrusted
 from ranker.config.text_keys import text_faults
 from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError
-from ranker.files import leads_out, verify_folder
+from ranker.files.checksums import verify_folder
+from ranker.files.folders import leads_out
 
 MAX_BYTES = 1_000_000  # files of this program have some thousand bytes
 MAX_DEPTH = 40
@@ -40,7 +41,7 @@ def load_stored(path: Path) -> Any:
     Raises:
         ConfigError: The file is not plain YAML of at most 1 MB; or it has an unknown key, a value of the wrong type, a
             `_target_` that its group may not use, an interpolation (it would be resolved after the check), or a path
-            that leaves the run folder; or its checksum differs (ranker/files.py).
+            that leaves the run folder; or its checksum differs (ranker/files/checksums.py).
     """
     cfg = _read(path)
     _rename(cfg)
