@@ -1,5 +1,7 @@
 # make demo: train and evaluate the default model. make test: lint, types, all tests. Needs only Python 3.11 or 3.12.
 PYTHON ?= python3
+# processes of the tests; auto: one per core
+WORKERS ?= auto
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := torch>=2.11,<2.14
@@ -28,7 +30,7 @@ types: $(VENV)/.dev
 # One thread per process, because the tests run in parallel. All tests of a file run in one process, so shared fixtures are computed once.
 # The files run in their given order, long ones first. Bytecode is kept; otherwise each process that a test starts would compile the package.
 tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The documentation as a site in build/site; without a network after the install
 docs: $(VENV)/.docs
