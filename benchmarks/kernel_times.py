@@ -25,9 +25,16 @@ from train_throughput import lognormal  # noqa: E402
 
 from ranker.encoders import grouped_attention as grouped  # noqa: E402
 from ranker.encoders.adapted_linear import adapted_linear  # noqa: E402
-from ranker.encoders.kernels import add_norm, gated_gelu, residual_norm, rotation, short_attention  # noqa: E402
+from ranker.encoders.kernels import (  # noqa: E402
+    add_norm,
+    gated_activation,
+    residual_norm,
+    rotation,
+    short_attention,
+)
 from ranker.encoders.kernels import grouped_attention as own_grouped  # noqa: E402
 from ranker.encoders.kernels import rotary_heads as own_rotary  # noqa: E402
+from ranker.encoders.kernels.short_attention_backward import attend_backward  # noqa: E402
 from ranker.encoders.ragged import RaggedLayout  # noqa: E402
 from ranker.encoders.rotary_heads import HeadNorms, rotary_heads  # noqa: E402
 from ranker.types import TokenBatch  # noqa: E402
@@ -83,11 +90,11 @@ def attention() -> None:
                 )
             own.FORWARD.update(usual)
             mixed, sums = own.attend(qkv, *boundaries, window=window)
-            backward = lambda: own.attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: E731
+            backward = lambda: attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: E731
             angles = tuple(torch.randn(2, 512, dim // 2, device="cuda"))
             show(
                 f"{label}: backward, turned back, without bias",
-                lambda: own.attend_backward(
+                lambda: attend_backward(
                     above,
                     qkv,
                     mixed,
@@ -256,10 +263,10 @@ def others() -> None:
     for dim in (1152, 2624):
         wide, above = half(TOKENS, 2 * dim), half(TOKENS, dim)
         for rows, columns in ((16, 128), (2, 1024)):
-            gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns)
-            label = f"gated_gelu {dim}: {rows} x {columns}"
-            show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))
-            show(f"{label}, backward", lambda: gated_gelu.gated_gelu_backward(above, wide, None, 0.0))
+            gated_activation.LAUNCH["gelu"].update(ROWS=rows, COLUMNS=columns)
+            label = f"gated gelu {dim}: {rows} x {columns}"
+            show(f"{label}, forward", lambda: gated_activation.gated(wide, "gelu"))
+            show(f"{label}, backward", lambda: gated_activation.gated_backward(above, wide, "gelu"))
     layout, longest = rows_of(87, 35)
     qkv = half(layout.batch.num_tokens, 3, 12, 64)
     cos, sin = torch.randn(2, longest, 32, device="cuda")

@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ranker.files import write_folder  # noqa: E402
+from ranker.files.folders import write_folder  # noqa: E402
 from ranker.interactions.maxsim import TextVectors  # noqa: E402
 from ranker.retrieval.indexes.plaid import Plaid  # noqa: E402
 from ranker.retrieval.late import index as late_index  # noqa: E402

@@ -27,7 +27,8 @@ from ranker.encoders.model_folder import ADAPTER
 from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.export import _adapter
 from ranker.export._modules import has_modules
-from ranker.files import verify_folder, write_folder
+from ranker.files.checksums import verify_folder
+from ranker.files.folders import write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.passages.build import with_passages
 from ranker.passages.windowed import Windowed, scorer_of_windows

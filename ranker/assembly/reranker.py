@@ -28,7 +28,7 @@ from ranker.data.token_writer import Encoded, TextEncoder
 from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.calibration import Calibration
 from ranker.evaluation.scoring import Devices, score_collection
-from ranker.files import verify_folder
+from ranker.files.checksums import verify_folder
 from ranker.models.interface import Scorer
 from ranker.release.onnx_program import OnnxProgram, is_program
 

@@ -18,9 +18,15 @@ from ranker.encoders.attention import PackedRows
 from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, hashes_of_sums, kernel_average
 
 try:
-    from ranker.encoders.kernels import bias_gelu, list_attention, residual_norm, short_attention
+    from ranker.encoders.kernels import (
+        bias_gelu,
+        list_attention,
+        residual_norm,
+        short_attention,
+        short_attention_backward,
+    )
 except ImportError:  # no Triton
-    bias_gelu = list_attention = residual_norm = short_attention = None  # type: ignore[assignment]
+    bias_gelu = list_attention = residual_norm = short_attention = short_attention_backward = None  # type: ignore[assignment]
 
 
 class Kernels(NamedTuple):
@@ -28,7 +34,7 @@ class Kernels(NamedTuple):
 
     Args:
         attend: See `ranker.encoders.kernels.short_attention.attend`.
-        attend_backward: See `attend_backward` there.
+        attend_backward: See `ranker.encoders.kernels.short_attention_backward.attend_backward`.
         bias_gelu: See `ranker.encoders.kernels.bias_gelu.bias_gelu`.
         bias_gelu_backward: See `bias_gelu_backward` there.
         residual_norm: See `ranker.encoders.kernels.residual_norm.residual_norm`.
@@ -49,7 +55,7 @@ def triton_kernels() -> Kernels:
     """Return the Triton kernels of this package."""
     return Kernels(
         short_attention.attend,
-        short_attention.attend_backward,
+        short_attention_backward.attend_backward,
         bias_gelu.bias_gelu,
         bias_gelu.bias_gelu_backward,
         residual_norm.residual_norm,
@@ -65,9 +71,9 @@ def triton_list_kernels() -> Kernels:
     )
 
 
-def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> tuple[Tensor, ...]:
+def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor, list_bias: Tensor | None) -> tuple[Tensor, ...]:
     """Return the rows of each list in the form that kernels read (`kernels.list_attention.list_tensors`)."""
-    return list_attention.list_tensors(lists, cu_seqlens, token_rows)
+    return list_attention.list_tensors(lists, cu_seqlens, token_rows, list_bias)
 
 
 class ResidualNorm(NamedTuple):

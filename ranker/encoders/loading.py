@@ -31,7 +31,7 @@ from ranker.encoders.tiny import (
     tiny_tokenizer,
 )
 from ranker.errors import CheckpointError, ConfigError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
@@ -287,7 +287,7 @@ def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, 
     try:
         model, info = read(name, config, trust_remote_code, cached)
     except Exception as error:
-        reason = hub_failure() or " ".join(str(error).split())
+        reason = hub_failure() or " ".join(str(error).split())[:300]
         raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ranker.encoders.packing import packed_attention
+from ranker.encoders.packed_attention import packed_attention
 from ranker.encoders.rotary_heads import HeadNorms, rotary_heads
 from ranker.encoders.rotary_probe import NORMS, PROJECTIONS, RotarySettings, rotary_settings
 

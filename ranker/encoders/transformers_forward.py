@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ranker.encoders import packing
 from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.attention import triton_unavailable, unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
 from ranker.encoders.gated_mlp import use_gated_kernel
 from ranker.encoders.grouped_attention import grouped_rows
 from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
-from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
+from ranker.encoders.packed_attention import IMPLEMENTATION, register
+from ranker.encoders.packing import Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.rotary_attention import use_rotary_kernel
@@ -70,7 +70,7 @@ class TransformersForward:
     """
 
     def __init__(self, model: Any, reads_segments: bool) -> None:
-        packing.register()
+        register()
         self.packing = Packing.of(model)
         self.first_position = 0
         self.unattended_position: int | None = None
@@ -275,11 +275,15 @@ def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
 
 
 def padding_id(config: Any) -> int:
-    """Return a token id for padding, which masks hide: the configuration's, or its end-of-text token, or 0."""
+    """Return a token id for padding, which masks hide: the configuration's, or its end-of-text token, or 0.
+
+    An id outside the embedding table is passed over; GPT-2's default end-of-text token is outside of smaller tables.
+    """
     config = config.get_text_config()
+    rows = getattr(config, "vocab_size", None)
     for key in ("pad_token_id", "eos_token_id"):
         token = getattr(config, key, None)
-        if isinstance(token, int) and token >= 0:
+        if isinstance(token, int) and token >= 0 and (rows is None or token < rows):
             return token
     return 0
 

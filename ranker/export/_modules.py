@@ -25,7 +25,7 @@ from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
 from ranker.encoders.native_head import padding_token_id
 from ranker.errors import CheckpointError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 
@@ -308,3 +308,18 @@ def write_modules(
         folder / SETTINGS,
         {"model_type": model_type, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity},
     )
+
+
+def write_router(folder: Path, routes: Mapping[str, list[tuple[str, str]]]) -> None:
+    """Write router_config.json, for models whose queries and docs have different modules.
+
+    Args:
+        folder: The model's folder.
+        routes: Path and dotted class of each module, by `query` and `document`.
+    """
+    router = {
+        "types": {path: name for side in routes.values() for path, name in side},
+        "structure": {route: [path for path, _ in side] for route, side in routes.items()},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    write_json(folder / "router_config.json", router)

@@ -26,6 +26,7 @@ from ranker.export._modules import (
     write_encoder,
     write_json,
     write_modules,
+    write_router,
 )
 from ranker.export._pooling import pooling_config, read_pooling
 from ranker.export._projection import dense_layers, read_projection, write_projection
@@ -107,12 +108,7 @@ def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tok
         routes = {}
         for route, side in (("query", model.query), ("document", model.doc)):
             routes[route] = _write_side(folder, f"{route}_", model, side, max_tokens, lengths)
-        router = {
-            "types": {path: name for side in routes.values() for path, name in side},
-            "structure": {route: [path for path, _ in side] for route, side in routes.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True},
-        }
-        write_json(folder / "router_config.json", router)
+        write_router(folder, routes)
         modules = [("", "sentence_transformers.models.Router")]
     if model.similarity == "cosine":
         modules.append((f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize"))

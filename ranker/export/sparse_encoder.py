@@ -32,6 +32,7 @@ from ranker.export._modules import (
     read_weights,
     write_json,
     write_modules,
+    write_router,
     write_tokenizer,
 )
 
@@ -120,12 +121,7 @@ def write(folder: Path, model: SparseModel, max_tokens: int, max_query_tokens: i
         else:
             query = _write_static(folder, model, max_query_tokens or max_tokens)
         routes = {"query": query, "document": _write_side(folder, "document_", model, model.doc, max_tokens, lengths)}
-        router = {
-            "types": {path: name for side in routes.values() for path, name in side},
-            "structure": {route: [path for path, _ in side] for route, side in routes.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True},
-        }
-        write_json(folder / "router_config.json", router)
+        write_router(folder, routes)
         modules = [("", "sentence_transformers.base.modules.router.Router")]
     write_modules(folder, modules, {"query": model.query_prompt, "document": model.doc_prompt}, "SparseEncoder", "dot")
 

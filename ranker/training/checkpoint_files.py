@@ -14,7 +14,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from ranker.errors import CheckpointError, DataError
-from ranker.files import beside, write_whole, zip_fault
+from ranker.files.checksums import zip_fault
+from ranker.files.writing import beside, write_whole
 from ranker.training.checkpoint_shards import SHARDS, fault_of_parts, joined, other_parts, part_of
 
 log = logging.getLogger(__name__)

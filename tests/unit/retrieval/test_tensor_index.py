@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ranker.errors import ConfigError, DataError
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.retrieval import search, tensor_index
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.search import VectorEngine
