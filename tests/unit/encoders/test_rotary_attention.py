@@ -79,6 +79,16 @@ def test_only_modules_that_compute_the_same_change(family, caplog):
     assert (message in caplog.text) == (family != "bert")
 
 
+def test_modules_with_other_parameters_keep_their_own_code():
+    model = model_of("qwen3", num_hidden_layers=3)
+    Packing.of(model)
+    first, second, third = (layer.self_attn for layer in model.layers)
+    first.q_norm.bias = nn.Parameter(torch.zeros(12))  # without effect before training
+    second.sinks = nn.Parameter(torch.zeros(6))
+    third.k_norm.variance_epsilon = 0.5  # the kernel has one epsilon for both norms
+    assert use_rotary_kernel(model) == 0
+
+
 def kernels_everywhere(monkeypatch, model) -> list[int]:
     """Let passes on the CPU run what they run on a GPU; return a list that grows by each call of the operation."""
     running, calls = Packing.running, []
