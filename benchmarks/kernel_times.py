@@ -9,18 +9,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from triton.testing import do_bench
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import need, one_line  # noqa: E402
 from train_throughput import lognormal  # noqa: E402
+
+need("triton")
+
+from triton.testing import do_bench  # noqa: E402
 
 from ranker.encoders import grouped_attention as grouped  # noqa: E402
 from ranker.encoders.adapted_linear import adapted_linear  # noqa: E402
@@ -137,7 +142,8 @@ def grouped_attention() -> None:
                     f"{label}: {name}, backward",
                     lambda: torch.autograd.grad(result, parts, above, retain_graph=True),
                 )
-            usual = dict(own_grouped.FORWARD), dict(own_grouped.BACKWARD)
+            backwards = {"queries": own_grouped.QUERIES_BACKWARD, "keys": own_grouped.KEYS_BACKWARD}
+            usual = [(settings, dict(settings)) for settings in (own_grouped.FORWARD, *backwards.values())]
             mixed, sums = own_grouped.attend(*(part.detach() for part in parts), ends, blocks, scale)
             states = [part.detach() for part in parts]
             for keys, warps, stages in ((32, 4, 2), (32, 4, 3), (64, 4, 1), (64, 4, 2), (64, 8, 2)):
@@ -146,14 +152,14 @@ def grouped_attention() -> None:
                     f"{label}: own forward, {keys} keys, {warps} warps, {stages} stages",
                     lambda: own_grouped.attend(*states, ends, blocks, scale),
                 )
-            for warps, stages in ((4, 1), (8, 1), (8, 2), (16, 1)):
-                own_grouped.BACKWARD.update(num_warps=warps, num_stages=stages)
+            for name, (warps, stages) in product(backwards, ((4, 1), (4, 2), (8, 1), (8, 2))):
+                backwards[name].update(num_warps=warps, STAGES=stages)
                 show(
-                    f"{label}: own backward, {warps} warps, {stages} stages",
+                    f"{label}: own backward, {name} with {warps} warps, {stages} stages",
                     lambda: own_grouped.attend_backward(above, *states, mixed, sums, ends, blocks, scale),
                 )
-            own_grouped.FORWARD.update(usual[0])
-            own_grouped.BACKWARD.update(usual[1])
+                for settings, before in usual:
+                    settings.update(before)
 
 
 def adapters() -> None:
@@ -232,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -26,6 +26,8 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
+from one_line import one_line
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -195,4 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -20,6 +20,8 @@ from scipy import sparse
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.retrieval.encode import Device  # noqa: E402
 from ranker.retrieval.postings import Postings  # noqa: E402
 from ranker.retrieval.sparse_search import SparseEngine  # noqa: E402
@@ -91,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

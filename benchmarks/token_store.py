@@ -26,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from one_line import one_line
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ranker.data.token_store import TokenStore, build_token_store
@@ -230,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)
