@@ -65,5 +65,5 @@ def pretrain(cfg: DictConfig) -> None:
             "seconds": time.perf_counter() - started,
         }
         write_json(folder / "result.json", result)
-        pictures.write_curves(resumed_runs(folder), None, f"{cfg.name}, {folder.name}")
+        pictures.write_curves(resumed_runs(folder) if cfg.resume else [folder], None, f"{cfg.name}, {folder.name}")
         log.info("run folder: %s (encoder.name=%s starts from it)", folder, folder / "model")

@@ -54,12 +54,12 @@ def train(cfg: DictConfig) -> float | None:
     folder = open_run(cfg)
     rehearse_training(cfg)
     pl.seed_everything(cfg.seed, verbose=False)
+    scorer = build_scorer(cfg)  # before the data: reading a large collection takes longer than the check of a model
+    settle_precision(cfg, folder, scorer.encoder)
+    check_scores(scorer)
     splits = load_splits(cfg)
     if cfg.suite is not None:
         splits = replace(splits, suite=validation_suite(cfg, splits))
-    scorer = build_scorer(cfg)
-    settle_precision(cfg, folder, scorer.encoder)
-    check_scores(scorer)
     check_refresh(cfg, scorer)
     run_as_configured(cfg, scorer)
     start_from_docs(cfg, splits, scorer)
@@ -139,7 +139,7 @@ def _report(
 ) -> None:
     """Write `result.json`, the curves and the page, and show the results on the dashboards."""
     write_json(folder / "result.json", result)
-    runs = resumed_runs(folder)
+    runs = resumed_runs(folder) if cfg.resume else [folder]
     pictures.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
     facts = {"Run": folder.name, "Steps": str(result["steps"]), "Time": f"{result['seconds']:.0f} s"}
     if result["objective"] is not None:

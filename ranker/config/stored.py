@@ -24,6 +24,7 @@ MAX_DEPTH = 40
 # Keys of Hydra's `instantiate`. `_args_` is left out: its values would not be compared with a signature.
 SPECIAL = ("_target_", "_partial_", "_convert_", "_recursive_")
 NODES = (*GROUPS, *WRITING)
+PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may be built without its C parser
 # Prefixes of targets in run folders of version 0.1 -> their prefixes today.
 RENAMED = {
     "ranker.layers.encoder.": "ranker.encoders.loading.",
@@ -61,7 +62,7 @@ def _read(path: Path) -> Any:
         if size > MAX_BYTES:
             raise ConfigError(f"{path}: expected a configuration of at most {MAX_BYTES} bytes, got {size}")
         depth = 0
-        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
+        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=PARSER):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise ConfigError(
                     f"{path}: expected a configuration without anchors and aliases, "

@@ -71,9 +71,9 @@ def triton_list_kernels() -> Kernels:
     )
 
 
-def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> tuple[Tensor, ...]:
+def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor, list_bias: Tensor | None) -> tuple[Tensor, ...]:
     """Return the rows of each list in the form that kernels read (`kernels.list_attention.list_tensors`)."""
-    return list_attention.list_tensors(lists, cu_seqlens, token_rows)
+    return list_attention.list_tensors(lists, cu_seqlens, token_rows, list_bias)
 
 
 class ResidualNorm(NamedTuple):

@@ -287,7 +287,7 @@ def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, 
     try:
         model, info = read(name, config, trust_remote_code, cached)
     except Exception as error:
-        reason = hub_failure() or " ".join(str(error).split())
+        reason = hub_failure() or " ".join(str(error).split())[:300]
         raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]

@@ -49,6 +49,7 @@ class Pass:
             share prefixes.
         rows: Row boundaries, if attention within rows runs without padding on CUDA; compiled layers read them.
         stacked: Whether layers with adapters run stacked (`adapted_linear.Siblings`).
+        kernels: Whether modules may use this package's kernels in place of their own code.
         last_only: Whether the pass returns only the last layer's states.
     """
 
@@ -60,6 +61,7 @@ class Pass:
     prefixes: SharedPrefixes | None = None
     rows: GroupedRows | None = None
     stacked: bool = False
+    kernels: bool = False
     last_only: bool = False
 
     @cached_property

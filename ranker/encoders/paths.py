@@ -47,6 +47,7 @@ from ranker.encoders.layer import (
     linear_residual_norm,
     post_norm_layer,
 )
+from ranker.encoders.list_attention import list_bias
 from ranker.encoders.pre_norm_kernels import pre_norm_kernel_layer, triton_pre_norm_kernels
 from ranker.encoders.pre_norm_layer import (
     PreNormFunctions,
@@ -91,7 +92,8 @@ class LayerPath(NamedTuple):
         max_length = max(self.min_length, 1 << (layout.batch.max_length - 1).bit_length())
         batch, lists = layout.batch, tuple[Tensor, ...]()
         if batch.lists is not None:
-            lists = list_tensors(batch.lists, batch.cu_seqlens, layout.row_indices)
+            bias = None if batch.list_size is None else list_bias(batch.lists, batch.list_size)
+            lists = list_tensors(batch.lists, batch.cu_seqlens, layout.row_indices, bias)
         return PackedRows(batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks, lists)
 
 

@@ -173,8 +173,10 @@ def _class_of(config: PretrainedConfig) -> Any:
 
 
 def is_classifier(config: PretrainedConfig) -> bool:
-    """Whether a configuration describes a sequence classification model."""
-    return any("ForSequenceClassification" in name for name in config.architectures or [])
+    """Whether a configuration describes a sequence classification model, of transformers or in the folder's code."""
+    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForSequenceClassification")
+    names = config.architectures or []
+    return any("ForSequenceClassification" in name or str(own).endswith(f".{name}") for name in names)
 
 
 def _read_apart(folder: Path, execution: Execution) -> Classifier:

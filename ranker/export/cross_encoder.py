@@ -23,7 +23,8 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of
 from ranker.encoders.model_folder import read_object
-from ranker.encoders.native_head import NativeHead, has_native_head
+from ranker.encoders.native_head import TOLERANCE, NativeHead, has_native_head
+from ranker.encoders.traits import common_tokens
 from ranker.errors import CheckpointError
 from ranker.export import _sequence_classification as sequence_classification
 from ranker.export._modules import (
@@ -144,36 +145,47 @@ def read_head(folder: Path, encoder: Encoder) -> Classifier | None:
     names = [module.name for module in modules]
     if names == ["Transformer", "LogitScore"]:
         return _language_model(modules, encoder)
-    if names in (["Transformer", "Pooling", "Dense"], ["Transformer", "Pooling", "Dense", "Dense"]):
-        denses = [read_dense(module) for module in modules[2:]]
-        activations = [type(activation) for _, activation in denses]
-        if activations in ([nn.Identity], [nn.Tanh, nn.Identity]):
-            dense = denses[0][0] if len(denses) == 2 else None
-            dropout = float(read_object(folder / OWN_FILE).get("dropout", 0.0))
-            return Classifier(encoder, denses[-1][0], read_pooling(modules[1]), dense, dropout)
-    if names == ["Transformer", "Pooling", "Dense", "LayerNorm", "Dense"] and has_native_head(encoder.config):
-        return _with_norm(modules, encoder, float(read_object(folder / OWN_FILE).get("dropout", 0.0)))
+    denses = [read_dense(module) for module in modules if module.name == "Dense"]
+    activations = [type(activation) for _, activation in denses]
+    dropout = float(read_object(folder / OWN_FILE).get("dropout", 0.0))
+    if names in (["Transformer", "Pooling", "Dense"], ["Transformer", "Pooling", "Dense", "Dense"]) and (
+        activations in ([nn.Identity], [nn.Tanh, nn.Identity])
+    ):
+        dense = denses[0][0] if len(denses) == 2 else None
+        return Classifier(encoder, denses[-1][0], read_pooling(modules[1]), dense, dropout)
+    if (
+        names == ["Transformer", "Pooling", "Dense", "LayerNorm", "Dense"]
+        and activations == [nn.GELU, nn.Identity]
+        and has_native_head(encoder.config)
+    ):
+        return _with_norm(modules, encoder, dropout)
     if len(modules) == 1:
         return None
     raise CheckpointError(
         f"{folder}: expected a sequence classification model, Transformer, Pooling and Dense (with tanh between two), "
-        f"or a language model with LogitScore; got {', '.join(names)}"
+        f"Dense with GELU, LayerNorm and Dense after Pooling, or a language model with LogitScore; got "
+        f"{', '.join(names)}, activations {', '.join(kind.__name__ for kind in activations) or 'none'}"
     )
 
 
 def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) -> Classifier:
     """Return the classifier of the encoder's family with the weights of Dense, LayerNorm and Dense.
 
+    The norm of ModernBERT's classifier has no bias b. A bias of the stored norm is moved to the output layer, which
+    then computes W n + (c + W b) instead of W (n + b) + c.
+
     Raises:
         CheckpointError: The family's classifier has other layers.
     """
-    output, _ = read_dense(modules[4])
+    (dense, _), (output, _) = read_dense(modules[2]), read_dense(modules[4])
+    norm = read_weights(modules[3].folder)
     config = copy.deepcopy(encoder.config)
     config.num_labels, config.classifier_pooling, config._attn_implementation = (
         output.out_features,
         read_pooling(modules[1]),
         None,
     )
+    config.classifier_bias = dense.bias is not None
     whole: Any = AutoModelForSequenceClassification.from_config(config)
     whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     model = Classifier(encoder, NativeHead(whole, encoder, dropout), dropout=dropout)
@@ -183,13 +195,15 @@ def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) ->
             f"{modules[0].folder}: expected a family whose classifier is dense, GELU and norm, such as ModernBERT's, "
             f"got {config.model_type}"
         )
-    stored = [read_weights(module.folder) for module in modules[2:]]
+    bias = output.weight.new_zeros(output.out_features) if output.bias is None else output.bias
+    if layers[1].bias is None and "norm.bias" in norm:
+        bias = bias + output.weight @ norm["norm.bias"]
+    stored = (dense.weight, dense.bias), (norm["norm.weight"], norm.get("norm.bias")), (output.weight, bias)
     with torch.no_grad():
-        for layer, prefix, weights in zip(layers, ("linear", "norm", "linear"), stored, strict=True):
-            for name in ("weight", "bias"):
-                value, target = weights.get(f"{prefix}.{name}"), getattr(layer, name)
-                if target is not None and value is not None:
-                    target.copy_(value)
+        for layer, (weight, added) in zip(layers, stored, strict=True):
+            layer.weight.copy_(weight)
+            if layer.bias is not None:
+                layer.bias.copy_(torch.zeros_like(layer.bias) if added is None else added)
     return model
 
 
@@ -223,19 +237,37 @@ def initial_head(encoder: Encoder, dropout: float = 0.0) -> Classifier | None:
 
 
 def _language_model(modules: list[StoredModule], encoder: Encoder) -> Classifier:
-    """Return LogitScore as a linear head: a row of the language model's output layer, or the difference of two."""
+    """Return LogitScore as a linear head: a row of the language model's output layer, or the difference of two.
+
+    Raises:
+        CheckpointError: The logits are no linear function of the last layer's states, as in Gemma 2.
+    """
     settings: dict[str, Any] = modules[1].config
     model = AutoModelForCausalLM.from_pretrained(
         modules[0].folder, dtype=torch.float32, trust_remote_code=encoder.execution.trust_remote_code
-    )
+    ).eval()
     output: Any = model.get_output_embeddings()
     yes, no = settings["true_token_id"], settings.get("false_token_id")
     rows = [part.detach() for part in (output.weight, output.bias) if part is not None]
     weight, *bias = [part[[yes]] if no is None else part[[yes]] - part[[no]] for part in rows]
+    head = linear_of(weight, bias[0] if bias else torch.zeros(1))
+    with torch.no_grad():
+        ids = torch.tensor([common_tokens(encoder.tokenizer, len(output.weight))[:8]])
+        states: list[Any] = []
+        output.register_forward_hook(lambda module, inputs, result: states.append(inputs[0]))  # noqa: ARG005
+        whole = model(input_ids=ids).logits[0]
+        logits = whole[:, yes] - (0 if no is None else whole[:, no])
+        change = float((head(states[0][0])[:, 0] - logits).abs().max())
+    if change > TOLERANCE * max(1.0, float(logits.abs().max())):
+        raise CheckpointError(
+            f"{modules[0].folder}: expected logits that are a linear function of the states, got those of "
+            f"{encoder.config.model_type}, which scales or caps them; model=lm_reranker with model.yes_word and "
+            "model.no_word does so too"
+        )
     words = [encoder.tokenizer.convert_ids_to_tokens(token) for token in (yes, no) if token is not None]
     log.warning(
         "the head is the logit of %s at the last token; texts are laid out as query and doc, without the chat template "
         "or the prompts that the model may have been trained with",
         " minus that of ".join(map(repr, words)),
     )
-    return Classifier(encoder, linear_of(weight, bias[0] if bias else torch.zeros(1)), "last")
+    return Classifier(encoder, head, "last")

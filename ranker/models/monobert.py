@@ -18,7 +18,7 @@ from ranker.encoders.fit import check_layout
 from ranker.encoders.native_head import READS, NativeHead, has_native_head
 from ranker.errors import ConfigError
 from ranker.export import cross_encoder, huggingface
-from ranker.export._prompt import read_prompt, trained_prompt, write_prompt
+from ranker.export._prompt import folder_prompt, trained_prompt, write_prompt
 from ranker.interactions.grid import to_grid
 from ranker.interactions.pooling import POOLINGS, pool
 from ranker.models._pair_prompt import filled, pair_layout
@@ -226,7 +226,7 @@ class MonoBERT(nn.Module):
                 folder has a weight that the model does not have.
         """
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
-        prompt = read_prompt(Path(folder)) if cls.takes_prompt else None
+        prompt = folder_prompt(Path(folder), model.encoder) if cls.takes_prompt else None
         options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
         scorer = cls(model.encoder, head="own", pooling="mean", **options)
         scorer.dropout.p = model.dropout

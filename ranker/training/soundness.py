@@ -1,20 +1,23 @@
 """Check before a training that scores depend on the doc, and on nothing but the query-doc pair.
 
 A causal model whose pooling takes the first token gives every doc the same score. A model whose states depend on
-padding gives a pair different scores in different batches. Neither fault raises an error in training.
+padding, or on other rows, gives a pair different scores in different batches. Neither fault raises an error in
+training.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from ranker.data.collate import pair_layout
-from ranker.data.template import Template
+from ranker.data.template import Affixes, Template
 from ranker.errors import ConfigError
 from ranker.models.interface import Scorer
 from ranker.types import RankBatch, TokenBatch
@@ -27,19 +30,24 @@ DOCS = (
     "Apples are picked in autumn, when the days grow short and the nights are cold; they keep in a cool dry room, and "
     "the best of them are eaten in the first months of the new year, long after the last pears are gone.",
 )
+# the docs of the check by number: 0 and 1 are those of `DOCS`; 2 is doc 1 cut to the number of tokens of doc 0, because
+# some paths pad rows of different lengths or run them apart, and a score may depend on the length of a doc alone
+NUMBERS = (0, 1, 2)
 CONSTANT = 1e-6  # scores with at most this difference count as equal
 ROUNDING = 1e-4  # largest relative difference between batches that is due to rounding; padding causes more than 1e-3
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_scores(scorer: Scorer) -> None:
-    """Score two docs alone and together, and check the scores. Warn if a query's filling changes its token vectors.
+    """Score three docs alone and together, and check the scores. Warn if a query's filling changes its token vectors.
 
     Args:
         scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
-        ConfigError: Both docs have the same score for any weights; or the score of a doc depends on the other doc,
-            although the model does not read lists.
+        ConfigError: Two docs have the same score for any weights; or the score of a doc depends on the other docs,
+            although the model does not read lists; or scores of the same batch differ from pass to pass; or layers
+            compute statistics over a batch in training.
     """
     module: Any = scorer
     training = module.training
@@ -47,9 +55,9 @@ def check_scores(scorer: Scorer) -> None:
     try:
         with torch.no_grad():
             _warn_of_filling(module)
-            together = scorer(_batch(scorer, DOCS))[0]
-            alone = torch.stack([scorer(_batch(scorer, [doc]))[0, 0] for doc in DOCS])
-        spread = float((together[0] - together[1]).abs())
+            together = scorer(_batch(scorer, NUMBERS))[0]
+            alone = torch.stack([scorer(_batch(scorer, [number]))[0, 0] for number in NUMBERS])
+        spread = float((together[0] - together[2]).abs())
         if spread <= CONSTANT and _no_gradient(scorer):
             raise ConfigError(
                 f"model: expected scores that depend on the doc, got {float(together[0]):.6g} for two docs of one "
@@ -58,15 +66,39 @@ def check_scores(scorer: Scorer) -> None:
             )
         if getattr(scorer, "reads_lists", False):
             return
-        change = float((together - alone).abs().max())
-        if change > ROUNDING * max(1.0, float(together.abs().max())) and change > 0.01 * spread:
-            raise ConfigError(
-                f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} with "
-                f"another doc in the batch (two docs differ by {spread:.2g}); padding changes the states of this "
-                "encoder, choose another"
-            )
+        _check_apart(scorer, together, alone)
     finally:
         module.train(training)
+    norms = [name for name, part in module.named_modules() if isinstance(part, BATCH_NORMS)]
+    if norms:
+        raise ConfigError(
+            f"model: expected scores that depend on the pair alone, got {len(norms)} layers, such as {norms[0]}, that "
+            "in training normalize by the mean over a batch; choose another encoder"
+        )
+
+
+def _check_apart(scorer: Scorer, together: Tensor, alone: Tensor) -> None:
+    """Refuse scores [docs] of a batch that differ from the scores [docs] of the same docs alone by more than rounding.
+
+    Raises:
+        ConfigError: A score differs.
+    """
+    change = float((together - alone).abs().max())
+    spread = float((together[0] - together[1]).abs())
+    if change <= ROUNDING * max(1.0, float(together.abs().max())) or change <= 0.01 * spread:
+        return
+    with torch.no_grad():
+        again = float((scorer(_batch(scorer, NUMBERS))[0] - together).abs().max())
+    if again > 0.5 * change:
+        raise ConfigError(
+            f"model: expected the same score from each pass, got one that changes by {again:.2g} (two docs differ "
+            f"by {spread:.2g}); this encoder draws random numbers, or keeps a state between two passes; choose another"
+        )
+    raise ConfigError(
+        f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} with other docs "
+        f"in the batch (two docs differ by {spread:.2g}); padding or other rows change the states of this encoder, "
+        "choose another"
+    )
 
 
 def _warn_of_filling(scorer: Any) -> None:
@@ -77,7 +109,7 @@ def _warn_of_filling(scorer: Any) -> None:
     if not layout.fill_to or layout.attend_fill:
         return
     device = next(scorer.parameters()).device
-    texts = [_Texts(scorer.encoder.tokenizer, (layout.prefix + QUERY,))]
+    texts = [_Texts([_ids(scorer, layout.prefix + QUERY)])]
     plain = _rows(scorer, replace(layout, fill_to=0), texts).to(device)
     alone = scorer.encode_queries(plain).values
     filled = scorer.encode_queries(_rows(scorer, layout, texts).to(device)).values[: len(alone)]
@@ -90,11 +122,11 @@ def _warn_of_filling(scorer: Any) -> None:
 
 
 def _no_gradient(scorer: Scorer) -> bool:
-    """Return whether the difference of the two scores has a gradient of 0 for every weight."""
+    """Return whether the difference of two docs' scores has a gradient of 0 for every weight."""
     with torch.enable_grad():
-        scores = scorer(_batch(scorer, DOCS))[0]
+        scores = scorer(_batch(scorer, NUMBERS))[0]
         weights = [weight for weight in scorer.parameters() if weight.requires_grad]
-        gradients = torch.autograd.grad(scores[0] - scores[1], weights, allow_unused=True)
+        gradients = torch.autograd.grad(scores[0] - scores[2], weights, allow_unused=True)
     return all(gradient is None or float(gradient.abs().max()) <= CONSTANT for gradient in gradients)
 
 
@@ -102,21 +134,33 @@ def _no_gradient(scorer: Scorer) -> bool:
 class _Texts:
     """Token ids of texts, with the attributes of a token store that `Template.lay_out` reads."""
 
-    tokenizer: Any
-    texts: tuple[str, ...]
+    ids: list[list[int]]
     tokens: np.ndarray = field(init=False)
     offsets: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.texts]
-        object.__setattr__(self, "tokens", np.array([token for row in ids for token in row], dtype=np.int64))
-        object.__setattr__(self, "offsets", np.cumsum([0, *map(len, ids)]))
+        object.__setattr__(self, "tokens", np.array([token for row in self.ids for token in row], dtype=np.int64))
+        object.__setattr__(self, "offsets", np.cumsum([0, *map(len, self.ids)]))
 
 
-def _batch(scorer: Scorer, docs: Any) -> RankBatch:
+def _ids(scorer: Scorer, text: str) -> list[int]:
+    """Return the token ids of a text without special tokens around it."""
+    ids: list[int] = scorer.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _docs(scorer: Scorer, affixes: Affixes, numbers: Sequence[int]) -> _Texts:
+    """Return docs by their numbers, see `NUMBERS`."""
+    first, second = (_ids(scorer, affixes.around(text)) for text in DOCS)
+    docs = (first, second, second[: len(first)])
+    return _Texts([docs[number] for number in numbers])
+
+
+def _batch(scorer: Scorer, numbers: Sequence[int]) -> RankBatch:
+    """Return a batch of one query with docs by their numbers, see `NUMBERS`."""
     module: Any = scorer
     device = next(module.parameters()).device
-    tokenizer, num_docs = scorer.encoder.tokenizer, len(docs)
+    num_docs = len(numbers)
     batch = RankBatch(
         labels=torch.zeros(1, num_docs),
         doc_mask=torch.ones(1, num_docs, dtype=torch.bool),
@@ -125,16 +169,12 @@ def _batch(scorer: Scorer, docs: Any) -> RankBatch:
     )
     if scorer.reads != "pairs":
         query, doc = module.layouts()
-        batch.queries = _rows(scorer, query, [_Texts(tokenizer, (query.prefix + QUERY,))])
-        batch.docs = _rows(scorer, doc, [_Texts(tokenizer, tuple(doc.prefix + text for text in docs))])
+        batch.queries = _rows(scorer, query, [_Texts([_ids(scorer, query.prefix + QUERY)])])
+        batch.docs = _rows(scorer, doc, [_docs(scorer, doc.affixes_of(0), numbers)])
     else:
         layout = pair_layout(scorer)
-        sides = [(QUERY,) * num_docs, tuple(docs)]
-        stored = [
-            _Texts(tokenizer, tuple(affixes.prefix + text + affixes.suffix for text in texts))
-            for affixes, texts in zip(map(layout.affixes_of, range(2)), sides, strict=True)
-        ]
-        batch.pairs = _rows(scorer, layout, stored)
+        queries = _Texts([_ids(scorer, layout.affixes_of(0).around(QUERY))] * num_docs)
+        batch.pairs = _rows(scorer, layout, [queries, _docs(scorer, layout.affixes_of(1), numbers)])
     return batch.to(device)
 
 

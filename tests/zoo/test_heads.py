@@ -1,6 +1,7 @@
 """Trained heads of other programs' cross-encoders are kept; heads that do not fit are dropped with a warning."""
 
 import copy
+import json
 import logging
 import shutil
 
@@ -17,8 +18,9 @@ from tests.zoo.rows import SAME_QUERY, encode, rank_batch
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import CrossEncoder
-from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 
 
 def trained(folder, out, num_labels=1):
@@ -85,6 +87,80 @@ def test_the_logit_of_a_word_continues(no, checkpoint, tmp_path):
     assert not scorer.pair_layout().specials[1], "the tokenizer puts nothing between query and doc"
     for one in (scorer, load_scorer(tmp_path / "theirs")):
         torch.testing.assert_close(scores_of(one), predicted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("labels", [1, 2])
+def test_dense_norm_and_dense_with_and_without_biases_continue(labels, biased, checkpoint, tmp_path):
+    """A training in sentence-transformers gives its LayerNorm a bias, which ModernBERT's own norm does not have."""
+    torch.manual_seed(2)
+    encoder = Transformer(str(checkpoint("modernbert")))
+    size = encoder.get_embedding_dimension()
+    head = [
+        Dense(size, size, bias=biased, activation_function=torch.nn.GELU()),
+        LayerNorm(size),
+        Dense(size, labels, biased, torch.nn.Identity(), module_output_name="scores"),
+    ]
+    for weight in (weight for module in head for weight in module.parameters()):
+        torch.nn.init.normal_(weight, std=0.3)
+    theirs = CrossEncoder(modules=[encoder, Pooling(size, "mean"), *head], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    theirs.activation_fn = torch.nn.Identity()
+    expected = torch.as_tensor(theirs.predict(SAME_QUERY, batch_size=1, show_progress_bar=False))
+    expected = expected[:, 1] - expected[:, 0] if labels == 2 else expected
+    loaded = load_scorer(tmp_path / "theirs")
+    for scorer in (MonoBERT(load_encoder(str(tmp_path / "theirs"))), loaded):
+        torch.testing.assert_close(scores_of(scorer), expected, rtol=0, atol=1e-5)
+    loaded.save(tmp_path / "ours", max_tokens=160)
+    torch.testing.assert_close(scores_of(load_scorer(tmp_path / "ours")), expected, rtol=0, atol=1e-5)
+
+
+def test_modules_of_another_kind_are_named(checkpoint, tmp_path):
+    encoder = Transformer(str(checkpoint("modernbert")))
+    size = encoder.get_embedding_dimension()
+    scores = Dense(size, 1, activation_function=torch.nn.Identity(), module_output_name="scores")
+    modules = [encoder, Pooling(size, "cls"), Dense(size, size), LayerNorm(size), scores]
+    CrossEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "theirs"))
+    for load in (load_scorer, lambda folder: MonoBERT(load_encoder(str(folder)))):
+        with pytest.raises(
+            CheckpointError, match="got Transformer, Pooling, Dense, LayerNorm, Dense, activations Tanh"
+        ):
+            load(tmp_path / "theirs")
+
+
+def test_a_default_prompt_is_kept_or_its_loss_is_said(checkpoint, tmp_path, caplog):
+    for family in ("modernbert", "roberta", "bert"):
+        trained(checkpoint(family), tmp_path / "plain" / family)
+        prompts = {"prompts": {"query": "find this: "}, "default_prompt_name": "query"}
+        theirs = CrossEncoder(str(tmp_path / "plain" / family), device="cpu", **prompts)
+        theirs.save_pretrained(str(tmp_path / family))
+        theirs.activation_fn = torch.nn.Identity()
+        expected = torch.as_tensor(theirs.predict(SAME_QUERY, batch_size=1, show_progress_bar=False))
+        caplog.clear()
+        loaded = load_scorer(tmp_path / family), MonoBERT(load_encoder(str(tmp_path / family)))
+        if family == "bert":  # the query has another segment than the doc, a template has one
+            assert "its default prompt, 'find this: ', is left out" in caplog.text
+            continue
+        assert "left out" not in caplog.text
+        for scorer in loaded:
+            texts = [scorer.prompt.replace("{query}", query).replace("{doc}", doc) for query, doc in SAME_QUERY]
+            rows = [
+                scorer.encoder.tokenizer(text, truncation=True, max_length=160, return_tensors="pt") for text in texts
+            ]
+            with torch.no_grad():
+                got = scorer.eval()(rank_batch(rows))[0]
+            torch.testing.assert_close(got[:-1], expected[:-1], rtol=0, atol=1e-5)  # the last doc is cut
+
+
+def test_logits_that_the_model_caps_are_refused(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint("gemma2"), tmp_path / "capped")
+    config = json.loads((folder / "config.json").read_text()) | {"final_logit_softcapping": 0.1}
+    (folder / "config.json").write_text(json.dumps(config))
+    modules = [Transformer(str(folder), transformer_task="text-generation"), LogitScore(11, 12)]
+    CrossEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "theirs"))
+    for load in (load_scorer, lambda folder: MonoBERT(load_encoder(str(folder)))):
+        with pytest.raises(CheckpointError, match="got those of gemma2, which scales or caps them; model=lm_reranker"):
+            load(tmp_path / "theirs")
 
 
 def test_bart_keeps_two_labels(checkpoint, tmp_path):

@@ -16,6 +16,7 @@ from ranker.encoders.kernels import (  # noqa: E402
     grouped_attention,
     list_attention,
     residual_norm,
+    rotary_heads,
     rotation,
     short_attention,
     short_attention_backward,
@@ -30,7 +31,7 @@ FLOAT32 |= {"partial", "word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
 INT64 = {"token_ids", "position_ids", "segments"}
 NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
-NUMBERS |= {"query_stride", "key_stride", "value_stride", "grad_stride"}
+NUMBERS |= {"query_stride", "key_stride", "value_stride", "grad_stride", "x_stride"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -162,6 +163,11 @@ def test_the_other_kernels_fit(capability: int) -> None:
         for kernel, stride in ((gated_activation._forward, {}), (gated_activation._backward, {"STRIDE": 3104}))
         for activation, drop, dim in (("gelu", True, 1152), ("silu", False, 3072))
     ]  # fmt: skip
+    heads = {"EPSILON": 1e-6, "HEADS": 16, "KEY_HEADS": 8, "NORM": True}
+    launches.append((rotary_heads._forward, {**heads, **rotary_heads._block(128, rotary_heads.FORWARD)}))
+    for trained, dim in ((False, 128), (True, 128), (False, 256)):
+        more = {"VALUE_HEADS": 8, "GAINS": trained, "STEPS": rotary_heads.STEPS if trained else 1}
+        launches.append((rotary_heads._backward, {**heads, **more, **rotary_heads._block(dim, rotary_heads.BACKWARD)}))
     launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))
     for kernel, settings in launches:
         assert shared_memory(kernel, capability, **settings) <= room
