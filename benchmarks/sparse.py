@@ -80,7 +80,7 @@ def ours(args: argparse.Namespace, docs: list[str], kernel: bool):
     from ranker.data.collate import Collator, ScorerInputs, TextLimits
     from ranker.data.memory_store import MemoryStore
     from ranker.data.step_plan import fill
-    from ranker.data.token_writer import TextEncoder
+    from ranker.data.text_encoder import TextEncoder
     from ranker.interactions import term_pooling
     from ranker.retrieval.encode import Device, doc_terms
 

@@ -57,7 +57,7 @@ def cross_encoder(package: str, tokens: int) -> float:
     from ranker.data.memory_store import MemoryStore
     from ranker.data.sources.cwe import CWE
     from ranker.data.step_plan import fill
-    from ranker.data.token_writer import TextEncoder
+    from ranker.data.text_encoder import TextEncoder
     from ranker.encoders.loading import load_encoder
     from ranker.models.monobert import MonoBERT
 
