@@ -137,8 +137,10 @@ def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
 
 def write_description(folder: Path, cfg: DictConfig) -> None:
     """Write `ranker.yaml`, the `DESCRIBED` keys of a training's configuration."""
-    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED if key in cfg})
-    (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
+    # resolved before the other keys are left out, since values may refer to them
+    whole: Any = OmegaConf.to_container(cfg, resolve=True)
+    described = OmegaConf.create({key: whole[key] for key in DESCRIBED if key in whole})
+    (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described), encoding="utf-8")
 
 
 def read_description(path: Path) -> dict[str, Any]:
