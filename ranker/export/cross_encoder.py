@@ -191,7 +191,7 @@ def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) ->
     whole: Any = AutoModelForSequenceClassification.from_config(config)
     whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     model = Classifier(encoder, NativeHead(whole, encoder, dropout), dropout=dropout)
-    layers = norm_head(model)
+    layers: Any = norm_head(model)
     if layers is None:
         raise CheckpointError(
             f"{modules[0].folder}: expected a family whose classifier is dense, GELU and norm, such as ModernBERT's, "
