@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.activations import GELUActivation
 
@@ -191,13 +191,13 @@ def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) ->
     whole: Any = AutoModelForSequenceClassification.from_config(config)
     whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     model = Classifier(encoder, NativeHead(whole, encoder, dropout), dropout=dropout)
-    layers = norm_head(model)
+    layers: Any = norm_head(model)
     if layers is None:
         raise CheckpointError(
             f"{modules[0].folder}: expected a family whose classifier is dense, GELU and norm, such as ModernBERT's, "
             f"got {config.model_type}"
         )
-    bias = output.weight.new_zeros(output.out_features) if output.bias is None else output.bias
+    bias: Tensor = output.weight.new_zeros(output.out_features) if output.bias is None else output.bias
     if layers[1].bias is None and "norm.bias" in norm:
         bias = bias + output.weight @ norm["norm.bias"]
     stored = (dense.weight, dense.bias), (norm["norm.weight"], norm.get("norm.bias")), (output.weight, bias)
