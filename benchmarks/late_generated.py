@@ -25,6 +25,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.files.folders import write_folder  # noqa: E402
 from ranker.interactions.maxsim import TextVectors  # noqa: E402
 from ranker.retrieval.indexes.plaid import Plaid  # noqa: E402
@@ -186,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -24,6 +24,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.interactions.maxsim import TextVectors  # noqa: E402
 from ranker.retrieval.late.exact import exact_scores, query_vectors  # noqa: E402
 from ranker.retrieval.vector_store import VectorStore  # noqa: E402
@@ -152,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -28,6 +28,8 @@ from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from one_line import one_line
+
 from ranker.data.windows import Windows
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
@@ -189,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

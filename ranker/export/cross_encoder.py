@@ -27,21 +27,23 @@ from ranker.encoders.native_head import TOLERANCE, NativeHead, has_native_head
 from ranker.encoders.traits import common_tokens
 from ranker.errors import CheckpointError
 from ranker.export import _sequence_classification as sequence_classification
+from ranker.export._module_weights import (
+    linear_of,
+    read_dense,
+    read_encoder,
+    read_weights,
+    write_dense,
+    write_encoder,
+    write_norm,
+)
 from ranker.export._modules import (
     MODULES,
     SETTINGS,
     StoredModule,
     has_modules,
     is_cross_encoder,
-    linear_of,
-    read_dense,
-    read_encoder,
     read_modules,
-    read_weights,
-    write_dense,
-    write_encoder,
     write_json,
-    write_norm,
 )
 from ranker.export._pooling import pooling_config, read_pooling
 

@@ -182,18 +182,20 @@ def test_everywhere_else_the_modules_own_code_runs(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("way", ["compiled", "adapted", "checkpointed"])
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "eurobert"])
-def test_compiled_layers_on_a_gpu_are_near_float64_and_compile_once(family, adapted):
+def test_layers_on_a_gpu_are_near_float64_and_compile_once(family, way):
     model = model_of(family, hidden_size=384, head_dim=64)
-    if adapted:
+    if way == "adapted":
         add_adapter(model, LoRA(rank=4))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(weight, std=0.05)
     model = model.cuda()
     exact = copy.deepcopy(model).double()
-    encoder = Encoder(model, tiny_tokenizer(), Execution(compile=True)).train()
+    encoder = Encoder(
+        model, tiny_tokenizer(), Execution(compile=way != "checkpointed", checkpointing=way == "checkpointed")
+    ).train()
     kernel, own = [], []
     for use in (True, False):  # then the module's own code, whose error is the measure
         compiles = []
