@@ -102,11 +102,11 @@ def kernels_everywhere(monkeypatch, model) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("adapted", ["none", "qv", "all"])
+@pytest.mark.parametrize("adapted", ["none", "qv", "all", "checkpointed"])
 @pytest.mark.parametrize("family", [family for family, (_, count) in FAMILIES.items() if count])
 def test_states_and_gradients_are_those_of_transformers(family, adapted, monkeypatch):
     model = model_of(family)
-    if adapted != "none":
+    if adapted in ("qv", "all"):
         add_adapter(model, LoRA(rank=4, targets="all-linear" if adapted == "all" else ["q_proj", "v_proj"]))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -114,16 +114,18 @@ def test_states_and_gradients_are_those_of_transformers(family, adapted, monkeyp
     model = model.double()
     batch, lengths = rows_of(9, 1, 14), (9, 1, 14)
     reference = copy.deepcopy(model)
-    encoder = Encoder(model, tiny_tokenizer()).eval()
+    encoder = Encoder(model, tiny_tokenizer(), Execution(checkpointing=adapted == "checkpointed")).train()
     alone = torch.cat([reference(input_ids=row[None]).last_hidden_state[0] for row in batch.tokens.split(lengths)])
     calls = kernels_everywhere(monkeypatch, model)
     states = encoder(batch)
-    assert len(calls) == FAMILIES[family][1] * (1 if adapted == "all" else 2), "one product, or two"
+    first = len(calls)
+    assert first == FAMILIES[family][1] * (1 if adapted == "all" else 2), "one product, or two"
     # norms and rotations of transformers are partly in float32
     torch.testing.assert_close(states, alone, rtol=0, atol=1e-5)
     above = torch.randn(states.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     (states * above).sum().backward()
     (alone * above).sum().backward()
+    assert (len(calls) > first) == (adapted == "checkpointed"), "the backward pass computes states again"
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), name
         if theirs.grad is not None:
