@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 
 import peft
 import pytest
@@ -17,6 +15,7 @@ from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.gated_mlp import gated_silu, use_gated_kernel
 from ranker.encoders.lora import adapted_layers, refresh_stacked, use_own_forward
+from tests.assets.interpreter import run_interpreted
 
 # activation, tokens, dim, rate of dropout
 CASES = [("silu", 5, 40, 0.0), ("silu", 33, 256, 0.0), ("silu", 1, 1, 0.0), ("silu", 0, 8, 0.0)]
@@ -88,24 +87,7 @@ def test_a_layer_of_transformers_computes_the_same(kind, config, count, monkeypa
 @pytest.mark.skipif(IN_INTERPRETER, reason="this process is the interpreter's")
 def test_the_kernel_is_right_in_tritons_interpreter():
     pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        __file__,
-        "-k",
-        "kernel_equals",
-    ]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert f"{len(CASES)} passed" in done.stdout
+    assert f"{len(CASES)} passed" in run_interpreted(__file__, "-k", "kernel_equals")
 
 
 @pytest.mark.gpu

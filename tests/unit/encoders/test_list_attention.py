@@ -1,9 +1,6 @@
 """Attention of lists against a plain loop over tokens and heads, and whole encoders against rows with a mask."""
 
 import math
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -16,6 +13,7 @@ from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
+from tests.assets.interpreter import interpreted
 
 LENGTHS, LISTS = [5, 1, 2, 9, 3, 4], [3, 1, 2]
 HEADS, SIZE = 4, 8
@@ -158,9 +156,7 @@ assert (bias - states.grad.sum(0).flatten()).abs().max() < 1e-4
 
 def test_kernels_compute_the_same_in_tritons_interpreter():
     pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    interpreted(lambda: exec(KERNELS, {}))
 
 
 @pytest.mark.gpu

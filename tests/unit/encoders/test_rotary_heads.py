@@ -1,8 +1,6 @@
 """Normalised and rotated heads: the operation and its kernel against a loop over tokens and heads in float64."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from ranker.encoders.rotary_heads import HeadNorms, rotary_heads, rotate_heads, rotate_heads_backward
+from tests.assets.interpreter import run_interpreted
 
 # tokens, heads of queries, keys and values, dim; with norms; whether gains get gradients
 CASES = [
@@ -110,13 +109,7 @@ def test_compiled_code_has_one_operation_each_way_for_any_number_of_tokens():
 @pytest.mark.skipif(IN_INTERPRETER, reason="this process is the interpreter's")
 def test_the_kernel_is_right_in_tritons_interpreter():
     pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(
-        [*command, "-k", "kernel_equals"], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert f"{len(CASES)} passed" in done.stdout
+    assert f"{len(CASES)} passed" in run_interpreted(__file__, "-k", "kernel_equals")
 
 
 @pytest.mark.gpu
