@@ -16,12 +16,16 @@ import numpy as np
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
-from triton.testing import do_bench
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import need, one_line  # noqa: E402
 from train_throughput import lognormal  # noqa: E402
+
+need("triton")
+
+from triton.testing import do_bench  # noqa: E402
 
 from ranker.encoders import grouped_attention as grouped  # noqa: E402
 from ranker.encoders.adapted_linear import adapted_linear  # noqa: E402
@@ -290,4 +294,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ranker.data.token_writer import FORMAT, map_array, tokenizer_fingerprint, write_store
+from ranker.data.text_encoder import tokenizer_fingerprint
+from ranker.data.token_writer import FORMAT, map_array, write_store
 from ranker.errors import DataError
 from ranker.files import checksums
 from ranker.files.space import room_for

@@ -38,7 +38,8 @@ from ranker.encoders.compiled_layer import (
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of, max_positions
-from ranker.encoders.kernel_layer import kernel_layer, list_tensors, triton_kernels, triton_list_kernels
+from ranker.encoders.kernel_functions import list_tensors, triton_kernels, triton_list_kernels
+from ranker.encoders.kernel_layer import kernel_layer
 from ranker.encoders.layer import (
     LayerFunctions,
     kernel_average,

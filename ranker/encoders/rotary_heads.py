@@ -155,11 +155,12 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = grads
-        grad, sums = rotate_heads_backward(query, key, value, *ctx.saved_tensors, ctx.epsilon, ctx.sums)
+        saved = ctx.saved_tensors  # checkpointing allows one access only
+        grad, sums = rotate_heads_backward(query, key, value, *saved, ctx.epsilon, ctx.sums)
         if not ctx.sums:
             return (grad, *[None] * 7)
-        gains = ctx.saved_tensors[1:3]
-        return grad, *(None if gain is None else sums[i].to(gain.dtype) for i, gain in enumerate(gains)), *[None] * 5
+        sums_of = (None if gain is None else sums[i].to(gain.dtype) for i, gain in enumerate(saved[1:3]))
+        return grad, *sums_of, *[None] * 5
 
 
 def rotary_heads(

@@ -46,8 +46,8 @@ def rotary_settings(module: Any) -> RotarySettings | None:
         return None
     epsilon = None
     if norms:
-        epsilon, *more = {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms}
-        if more or epsilon is None or not all(_has_one_gain(norm, dim) for norm in norms):
+        epsilon = getattr(norms[0], "variance_epsilon", getattr(norms[0], "eps", None))
+        if epsilon is None or not all(_has_one_gain(norm, dim) for norm in norms):
             return None
     try:
         options = _probe(module, dim, epsilon)

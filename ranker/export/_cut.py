@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ranker.encoders.family import family_of
 from ranker.encoders.pruned_heads import KEY, head_rows, removed_heads
 from ranker.errors import CheckpointError
-from ranker.export._modules import read_weights
+from ranker.export._module_weights import read_weights
 from ranker.files.checksums import SUMS
 from ranker.files.folders import write_folder
 

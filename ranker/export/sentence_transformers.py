@@ -14,6 +14,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
+from ranker.export._module_weights import read_encoder, write_encoder
 from ranker.export._modules import (
     SETTINGS,
     StoredModule,
@@ -21,9 +22,7 @@ from ranker.export._modules import (
     is_cross_encoder,
     is_multi_vector,
     is_sparse,
-    read_encoder,
     read_modules,
-    write_encoder,
     write_json,
     write_modules,
     write_router,

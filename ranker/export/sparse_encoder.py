@@ -21,19 +21,17 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.masked_lm import MaskedLMHead
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
+from ranker.export._module_weights import read_encoder, read_weights, write_tokenizer
 from ranker.export._modules import (
     SETTINGS,
     StoredModule,
     has_modules,
     is_masked_lm,
     is_sparse,
-    read_encoder,
     read_modules,
-    read_weights,
     write_json,
     write_modules,
     write_router,
-    write_tokenizer,
 )
 
 log = logging.getLogger(__name__)

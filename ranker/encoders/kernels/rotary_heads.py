@@ -18,7 +18,7 @@ from torch import Tensor
 from ranker.encoders.kernels.sums import column_sums
 
 # values of the first halves of heads in a block; a block has ROWS heads
-FORWARD = {"VALUES": 2048, "num_warps": 4}
+FORWARD = {"VALUES": 1024, "num_warps": 4}
 BACKWARD = {"VALUES": 1024, "num_warps": 4}
 STEPS = 16  # blocks over which one program sums the gradients of gains
 

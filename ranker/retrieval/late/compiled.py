@@ -28,10 +28,10 @@ def compiled(function: Function) -> Function:
     folder, before = _folder(), _options.CACHE_DIR
     _options.CACHE_DIR = folder  # numba reads the setting when it wraps the function
     try:
-        result: Function = njit(nogil=True, cache=bool(folder))(function)
+        result: Any = njit(nogil=True, cache=bool(folder))(function)
     finally:
         _options.CACHE_DIR = before
-    return result
+    return result  # type: ignore[no-any-return]
 
 
 @cache

@@ -14,7 +14,7 @@ from ranker.encoders.embeddings import EmbeddingInputs, fused_embedding
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.graphs import Graphs
-from ranker.encoders.kernel_layer import triton_kernels
+from ranker.encoders.kernel_functions import triton_kernels
 from ranker.encoders.layer import kernel_average
 from ranker.encoders.model_runner import TokenCounts
 from ranker.encoders.ragged import RaggedLayout

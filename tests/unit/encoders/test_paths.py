@@ -11,7 +11,8 @@ from ranker.encoders.compiled_layer import compiled_dropout, compiled_layer
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.kernel_layer import Kernels, kernel_layer, triton_kernels
+from ranker.encoders.kernel_functions import Kernels, triton_kernels
+from ranker.encoders.kernel_layer import kernel_layer
 from ranker.encoders.layer import linear_attention, post_norm_layer
 from ranker.encoders.model_runner import TokenCounts
 from ranker.encoders.post_norm_stack import PostNormStack

@@ -79,6 +79,16 @@ def test_only_modules_that_compute_the_same_change(family, caplog):
     assert (message in caplog.text) == (family != "bert")
 
 
+def test_modules_with_other_parameters_keep_their_own_code():
+    model = model_of("qwen3", num_hidden_layers=3)
+    Packing.of(model)
+    first, second, third = (layer.self_attn for layer in model.layers)
+    first.q_norm.bias = nn.Parameter(torch.zeros(12))  # without effect before training
+    second.sinks = nn.Parameter(torch.zeros(6))
+    third.k_norm.variance_epsilon = 0.5  # the kernel has one epsilon for both norms
+    assert use_rotary_kernel(model) == 0
+
+
 def kernels_everywhere(monkeypatch, model) -> list[int]:
     """Let passes on the CPU run what they run on a GPU; return a list that grows by each call of the operation."""
     running, calls = Packing.running, []
@@ -92,11 +102,11 @@ def kernels_everywhere(monkeypatch, model) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("adapted", ["none", "qv", "all"])
+@pytest.mark.parametrize("adapted", ["none", "qv", "all", "checkpointed"])
 @pytest.mark.parametrize("family", [family for family, (_, count) in FAMILIES.items() if count])
 def test_states_and_gradients_are_those_of_transformers(family, adapted, monkeypatch):
     model = model_of(family)
-    if adapted != "none":
+    if adapted in ("qv", "all"):
         add_adapter(model, LoRA(rank=4, targets="all-linear" if adapted == "all" else ["q_proj", "v_proj"]))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -104,16 +114,18 @@ def test_states_and_gradients_are_those_of_transformers(family, adapted, monkeyp
     model = model.double()
     batch, lengths = rows_of(9, 1, 14), (9, 1, 14)
     reference = copy.deepcopy(model)
-    encoder = Encoder(model, tiny_tokenizer()).eval()
+    encoder = Encoder(model, tiny_tokenizer(), Execution(checkpointing=adapted == "checkpointed")).train()
     alone = torch.cat([reference(input_ids=row[None]).last_hidden_state[0] for row in batch.tokens.split(lengths)])
     calls = kernels_everywhere(monkeypatch, model)
     states = encoder(batch)
-    assert len(calls) == FAMILIES[family][1] * (1 if adapted == "all" else 2), "one product, or two"
+    first = len(calls)
+    assert first == FAMILIES[family][1] * (1 if adapted == "all" else 2), "one product, or two"
     # norms and rotations of transformers are partly in float32
     torch.testing.assert_close(states, alone, rtol=0, atol=1e-5)
     above = torch.randn(states.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     (states * above).sum().backward()
     (alone * above).sum().backward()
+    assert (len(calls) > first) == (adapted == "checkpointed"), "the backward pass computes states again"
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), name
         if theirs.grad is not None:
@@ -172,18 +184,20 @@ def test_everywhere_else_the_modules_own_code_runs(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("way", ["compiled", "adapted", "checkpointed"])
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "eurobert"])
-def test_compiled_layers_on_a_gpu_are_near_float64_and_compile_once(family, adapted):
+def test_layers_on_a_gpu_are_near_float64_and_compile_once(family, way):
     model = model_of(family, hidden_size=384, head_dim=64)
-    if adapted:
+    if way == "adapted":
         add_adapter(model, LoRA(rank=4))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(weight, std=0.05)
     model = model.cuda()
     exact = copy.deepcopy(model).double()
-    encoder = Encoder(model, tiny_tokenizer(), Execution(compile=True)).train()
+    encoder = Encoder(
+        model, tiny_tokenizer(), Execution(compile=way != "checkpointed", checkpointing=way == "checkpointed")
+    ).train()
     kernel, own = [], []
     for use in (True, False):  # then the module's own code, whose error is the measure
         compiles = []

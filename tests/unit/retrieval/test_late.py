@@ -25,7 +25,7 @@ from ranker.retrieval.late.index import LateIndex
 from ranker.retrieval.late.residuals import Buckets, fit
 from ranker.retrieval.late.tensor_search import TensorSearch
 from ranker.retrieval.pipeline import EncodeOptions
-from ranker.retrieval.search import LateOptions
+from ranker.retrieval.vector_engine import LateOptions
 from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
