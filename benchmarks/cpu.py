@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import cpu_processes  # noqa: E402
+from one_line import one_line  # noqa: E402
 
 from ranker.assembly.precision import cpu_has_bf16  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
@@ -231,4 +232,4 @@ def peer(model: str, rows: list[dict[str, Any]], half: bool) -> Callable[[int], 
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

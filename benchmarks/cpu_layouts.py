@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import one_line  # noqa: E402
 from train_throughput import encoder_of, lognormal  # noqa: E402
 
 from ranker.encoders.execution import DEFAULT  # noqa: E402
@@ -70,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

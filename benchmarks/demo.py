@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+from one_line import one_line
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -87,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

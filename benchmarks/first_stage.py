@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from one_line import one_line
 
 from ranker.data.corpus_files import JsonlDocs
 from ranker.retrieval.bm25 import BM25
@@ -89,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -20,9 +20,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.retrieval.indexes.flat import Flat  # noqa: E402
-from ranker.retrieval.search import VectorEngine  # noqa: E402
 from ranker.retrieval.tensor_index import TensorIndex  # noqa: E402
+from ranker.retrieval.vector_engine import VectorEngine  # noqa: E402
 
 BLOCK = 2**16  # number of vectors generated at a time
 
@@ -119,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

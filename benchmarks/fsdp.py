@@ -29,6 +29,8 @@ from transformers import AutoModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from benchmarks.lm_throughput import PROMPT, SIZES, config_of, layer_weights, tokenizer  # noqa: E402
 from benchmarks.train_throughput import DOCS, LONGEST, collection  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
@@ -152,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import faiss
 import numpy as np
+from one_line import one_line
 
 from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.indexes.binary import Binary
@@ -67,6 +67,8 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    import faiss
+
     faiss.omp_set_num_threads(args.threads)
     rng = np.random.default_rng(args.seed)
     centres = rng.normal(size=(args.clusters, args.dim)).astype(np.float32)
@@ -99,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

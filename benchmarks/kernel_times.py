@@ -15,18 +15,32 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from triton.testing import do_bench
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import need, one_line  # noqa: E402
 from train_throughput import lognormal  # noqa: E402
+
+need("triton")
+
+from triton.testing import do_bench  # noqa: E402
 
 from ranker.encoders import grouped_attention as grouped  # noqa: E402
 from ranker.encoders.adapted_linear import adapted_linear  # noqa: E402
-from ranker.encoders.kernels import add_norm, gated_gelu, residual_norm, rotation, short_attention  # noqa: E402
+from ranker.encoders.kernels import (  # noqa: E402
+    add_norm,
+    gated_activation,
+    residual_norm,
+    rotation,
+    short_attention,
+)
 from ranker.encoders.kernels import grouped_attention as own_grouped  # noqa: E402
+from ranker.encoders.kernels import rotary_heads as own_rotary  # noqa: E402
+from ranker.encoders.kernels.short_attention_backward import attend_backward  # noqa: E402
 from ranker.encoders.ragged import RaggedLayout  # noqa: E402
+from ranker.encoders.rotary_heads import HeadNorms, rotary_heads  # noqa: E402
 from ranker.types import TokenBatch  # noqa: E402
 
 TOKENS = 65536
@@ -80,11 +94,11 @@ def attention() -> None:
                 )
             own.FORWARD.update(usual)
             mixed, sums = own.attend(qkv, *boundaries, window=window)
-            backward = lambda: own.attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: E731
+            backward = lambda: attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: E731
             angles = tuple(torch.randn(2, 512, dim // 2, device="cuda"))
             show(
                 f"{label}: backward, turned back, without bias",
-                lambda: own.attend_backward(
+                lambda: attend_backward(
                     above,
                     qkv,
                     mixed,
@@ -130,7 +144,8 @@ def grouped_attention() -> None:
                     f"{label}: {name}, backward",
                     lambda: torch.autograd.grad(result, parts, above, retain_graph=True),
                 )
-            usual = dict(own_grouped.FORWARD), dict(own_grouped.BACKWARD)
+            launches = (own_grouped.FORWARD, own_grouped.QUERIES_BACKWARD, own_grouped.KEYS_BACKWARD)
+            usual = [dict(launch) for launch in launches]
             mixed, sums = own_grouped.attend(*(part.detach() for part in parts), ends, blocks, scale)
             states = [part.detach() for part in parts]
             for keys, warps, stages in ((32, 4, 2), (32, 4, 3), (64, 4, 1), (64, 4, 2), (64, 8, 2)):
@@ -139,14 +154,62 @@ def grouped_attention() -> None:
                     f"{label}: own forward, {keys} keys, {warps} warps, {stages} stages",
                     lambda: own_grouped.attend(*states, ends, blocks, scale),
                 )
-            for warps, stages in ((4, 1), (8, 1), (8, 2), (16, 1)):
-                own_grouped.BACKWARD.update(num_warps=warps, num_stages=stages)
+            for warps, stages in ((4, 1), (4, 2), (8, 1), (8, 2)):
+                for launch in launches[1:]:
+                    launch.update(num_warps=warps, STAGES=stages)
                 show(
                     f"{label}: own backward, {warps} warps, {stages} stages",
                     lambda: own_grouped.attend_backward(above, *states, mixed, sums, ends, blocks, scale),
                 )
-            own_grouped.FORWARD.update(usual[0])
-            own_grouped.BACKWARD.update(usual[1])
+            for launch, settings in zip(launches, usual, strict=True):
+                launch.update(settings)
+
+
+def rotary() -> None:
+    """Time the norms and rotation of heads: this package's kernel, and transformers' code compiled by torch."""
+    for heads, key_heads, dim, with_norms in ((16, 8, 128, True), (9, 3, 64, False)):
+        label = f"{heads} / {key_heads} heads of {dim}, {'with' if with_norms else 'without'} norms"
+        x = half(TOKENS, (heads + 2 * key_heads) * dim).requires_grad_()
+        cos, sin = half(TOKENS, dim), half(TOKENS, dim)
+        above = [half(TOKENS, count, dim) for count in (heads, key_heads, key_heads)]
+        norms = [qwen3.Qwen3RMSNorm(dim).cuda().bfloat16().requires_grad_(False) for _ in range(2 * with_norms)]
+
+        def transformers_code(x: torch.Tensor) -> list[torch.Tensor]:
+            parts = [
+                part.view(1, TOKENS, -1, dim) for part in x.split([n * dim for n in (heads, key_heads, key_heads)], 1)
+            ]
+            for number, norm in enumerate(norms):
+                parts[number] = norm(parts[number])
+            turned = [part.transpose(1, 2) for part in parts]
+            turned[:2] = qwen3.apply_rotary_pos_emb(turned[0], turned[1], cos[None], sin[None])
+            return [part[0].transpose(0, 1) for part in turned]
+
+        def own(x: torch.Tensor) -> list[torch.Tensor]:
+            gains = HeadNorms(norms[0].weight, norms[1].weight, 1e-6) if norms else None
+            return list(rotary_heads(x, gains, cos, sin, heads, key_heads))
+
+        for trained in (False, True) if norms else (False,):
+            leaves = [x, *(norm.weight.requires_grad_(trained) for norm in norms if trained)]
+            for name, call in (("transformers' code, compiled", torch.compile(transformers_code)),
+                               ("own, compiled", torch.compile(own))):  # fmt: skip
+                show(f"{label}: {name}, forward", lambda: call(x))
+                results = call(x)
+                show(
+                    f"{label}: {name}, backward{', gains' if trained else ''}",
+                    lambda: torch.autograd.grad(results, leaves, above, retain_graph=True),
+                )
+            usual = dict(own_rotary.FORWARD), dict(own_rotary.BACKWARD)
+            for values, warps in ((512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)):
+                for launch in (own_rotary.FORWARD, own_rotary.BACKWARD):
+                    launch.update(VALUES=values, num_warps=warps)
+                show(f"{label}: own, {values} values, {warps} warps, forward", lambda: own(x))
+                results = own(x)
+                show(
+                    f"{label}: own, {values} values, {warps} warps, backward{', gains' if trained else ''}",
+                    lambda: torch.autograd.grad(results, leaves, above, retain_graph=True),
+                )
+            own_rotary.FORWARD.update(usual[0])
+            own_rotary.BACKWARD.update(usual[1])
 
 
 def adapters() -> None:
@@ -204,10 +267,10 @@ def others() -> None:
     for dim in (1152, 2624):
         wide, above = half(TOKENS, 2 * dim), half(TOKENS, dim)
         for rows, columns in ((16, 128), (2, 1024)):
-            gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns)
-            label = f"gated_gelu {dim}: {rows} x {columns}"
-            show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))
-            show(f"{label}, backward", lambda: gated_gelu.gated_gelu_backward(above, wide, None, 0.0))
+            gated_activation.LAUNCH["gelu"].update(ROWS=rows, COLUMNS=columns)
+            label = f"gated gelu {dim}: {rows} x {columns}"
+            show(f"{label}, forward", lambda: gated_activation.gated(wide, "gelu"))
+            show(f"{label}, backward", lambda: gated_activation.gated_backward(above, wide, "gelu"))
     layout, longest = rows_of(87, 35)
     qkv = half(layout.batch.num_tokens, 3, 12, 64)
     cos, sin = torch.randn(2, longest, 32, device="cuda")
@@ -216,7 +279,13 @@ def others() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parts = {"attention": attention, "grouped": grouped_attention, "adapters": adapters, "others": others}
+    parts = {
+        "attention": attention,
+        "grouped": grouped_attention,
+        "adapters": adapters,
+        "rotary": rotary,
+        "others": others,
+    }
     parser.add_argument("--only", choices=parts)
     only = parser.parse_args().only
     for name, part in parts.items():
@@ -225,4 +294,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -25,7 +25,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ranker.files import write_folder  # noqa: E402
+from measuring import Milliseconds  # noqa: E402
+from one_line import one_line  # noqa: E402
+
+from ranker.files.folders import write_folder  # noqa: E402
 from ranker.interactions.maxsim import TextVectors  # noqa: E402
 from ranker.retrieval.indexes.plaid import Plaid  # noqa: E402
 from ranker.retrieval.late import index as late_index  # noqa: E402
@@ -92,21 +95,17 @@ def search(name: str, index: Any, queries: TextVectors, batch: int, truth: list[
     """Print the speed and recall of single queries and of batches; return the queries per second of batches."""
     for size in (1, batch):
         index.rank(some_of(queries, size), DEPTH)  # this call compiles kernels
-    walls, cpus, found = [], [], []
+    times, found = Milliseconds(), []
     for number in range(queries.num_texts):
-        one = queries.take(torch.tensor([number]))
-        started, spent = time.perf_counter(), time.process_time()
-        found += index.rank(one, DEPTH)
-        walls.append(1000 * (time.perf_counter() - started))
-        cpus.append(1000 * (time.process_time() - spent))
+        found += times.of(index.rank, queries.take(torch.tensor([number])), DEPTH)
     started, spent = time.perf_counter(), time.process_time()
     for some in torch.arange(queries.num_texts).split(batch):
         index.rank(queries.take(some), DEPTH)
     wall, cpu = time.perf_counter() - started, time.process_time() - spent
     figures = {
-        "p50 ms": statistics.median(walls),
-        "p95 ms": float(np.percentile(walls, 95)),
-        "p50 CPU ms": statistics.median(cpus),
+        "p50 ms": statistics.median(times.walls),
+        "p95 ms": float(np.percentile(times.walls, 95)),
+        "p50 CPU ms": statistics.median(times.cpus),
         "queries/s": queries.num_texts / wall,
         "queries/CPU s": queries.num_texts / cpu,
     }
@@ -186,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

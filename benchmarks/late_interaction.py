@@ -24,6 +24,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from measuring import Milliseconds  # noqa: E402
+from one_line import one_line  # noqa: E402
+
 from ranker.interactions.maxsim import TextVectors  # noqa: E402
 from ranker.retrieval.late.exact import exact_scores, query_vectors  # noqa: E402
 from ranker.retrieval.vector_store import VectorStore  # noqa: E402
@@ -51,14 +54,11 @@ def encoded(checkpoint: Path, data: Path, cache: Path, device: str) -> tuple[Vec
     folders = encode_sets(scorer, source, {"test": test}, EncodeOptions(cache), where, "32-true")
     ids = [query_id for query_id in test.qrels if query_id in test.queries]
     collator = source.collator(test)
-    rows, walls, cpus = collator.queries.rows(ids), [], []
+    rows, times = collator.queries.rows(ids), Milliseconds()
     queries = encode_queries(scorer, collator, rows, where)
     for number in range(min(50, len(rows))):
-        started, spent = time.perf_counter(), time.process_time()
-        encode_queries(scorer, collator, rows[number : number + 1], where)
-        walls.append(1000 * (time.perf_counter() - started))
-        cpus.append(1000 * (time.process_time() - spent))
-    wall, cpu = statistics.median(walls), statistics.median(cpus)
+        times.of(encode_queries, scorer, collator, rows[number : number + 1], where)
+    wall, cpu = statistics.median(times.walls), statistics.median(times.cpus)
     print(f"encoding one query: p50 {wall:.2f} ms, {cpu:.2f} ms of CPU")
     return VectorStore(next(iter(folders.values()))), queries, ids, test.qrels
 
@@ -96,20 +96,16 @@ def measure(
     index = kind(gpu=args.device == "cuda", **options).over(store)
     figures = {"built s": time.perf_counter() - started, "built CPU s": time.process_time() - spent}
     index.rank(queries.take(torch.arange(min(4, queries.num_texts))), args.depth)  # this call compiles kernels
-    found, walls, cpus = [], [], []
+    found, times = [], Milliseconds()
     for number in range(queries.num_texts):
-        one = queries.take(torch.tensor([number]))
-        started, spent = time.perf_counter(), time.process_time()
-        ((rows, scores),) = index.rank(one, args.depth)
-        walls.append(1000 * (time.perf_counter() - started))
-        cpus.append(1000 * (time.process_time() - spent))
+        ((rows, scores),) = times.of(index.rank, queries.take(torch.tensor([number])), args.depth)
         found.append(ordered(store, rows, scores, args.depth))
     started, spent = time.perf_counter(), time.process_time()
     for some in torch.arange(queries.num_texts).split(args.batch):
         index.rank(queries.take(some), args.depth)
     figures |= {
-        "p50 ms": statistics.median(walls),
-        "p50 CPU ms": statistics.median(cpus),
+        "p50 ms": statistics.median(times.walls),
+        "p50 CPU ms": statistics.median(times.cpus),
         "queries/s": queries.num_texts / (time.perf_counter() - started),
         "queries/CPU s": queries.num_texts / (time.process_time() - spent),
         "index MB": index.num_bytes / 1e6,
@@ -152,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

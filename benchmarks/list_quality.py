@@ -2,6 +2,7 @@
 
     python benchmarks/list_quality.py --out quality.json
     python benchmarks/list_quality.py --models monobert set_encoder --seeds 1 --steps 2 -- data=files data.path=DIR
+    python benchmarks/list_quality.py --jobs 8 -- encoder=minilm data=cwe   # eight trainings at a time on one GPU
     python benchmarks/list_quality.py --models listwise_dot listwise_cosine --steps 600 -- max_doc_tokens=48 depth=20
 
 The script trains each model with `train.py` on the same collection (CWE, unless the options after `--` name another)
@@ -17,6 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from one_line import one_line  # noqa: E402
 
 from ranker.evaluation.significance import holm, randomisation_test, wins_losses_ties  # noqa: E402
 
@@ -53,7 +57,8 @@ def trained(name: str, seed: int, options: argparse.Namespace, where: Path) -> d
         if options.steps:
             command += ["trainer.max_epochs=-1", f"trainer.max_steps={options.steps}"]
         print(" ".join(command[2:]), file=sys.stderr, flush=True)
-        subprocess.run(command, cwd=where, check=True, stdout=subprocess.DEVNULL)
+        with (where / f"{name}_{seed}.log").open("w") as log:
+            subprocess.run(command, cwd=where, check=True, stdout=log, stderr=log)
     (lines,) = run.glob("*/evaluation/*/per_query.jsonl")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     return {row["query_id"]: row["measures"][MEASURE] for row in rows}
@@ -65,15 +70,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=list(MODELS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="optimizer steps of each training; by default 4 epochs")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--folder", help="folder of the runs, in which finished ones are kept; by default a new one")
     parser.add_argument("--out", help="JSON file")
     parser.add_argument("options", nargs="*", help="further options of train.py, after --")
     options = parser.parse_args()
     where = Path(options.folder or tempfile.mkdtemp()).absolute()
     where.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        parts = {
+            name: [pool.submit(trained, name, seed, options, where) for seed in range(options.seeds)]
+            for name in options.models
+        }
     values: dict[str, np.ndarray] = {}  # [seeds, queries]
-    for name in options.models:
-        found = [trained(name, seed, options, where) for seed in range(options.seeds)]
+    for name, runs in parts.items():
+        found = [part.result() for part in runs]
         values[name] = np.array([[part[query] for query in sorted(found[0])] for part in found])
     first, *others = options.models
     differences = {name: values[name].mean(0) - values[first].mean(0) for name in others}
@@ -97,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

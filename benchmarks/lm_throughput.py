@@ -32,6 +32,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from benchmarks.train_throughput import DOCS, LONGEST, collection, module_of, pair_texts  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
@@ -299,4 +301,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

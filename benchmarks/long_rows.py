@@ -16,7 +16,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,9 @@ import torch
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from measuring import seconds_and_memory
+from one_line import one_line
 
 from ranker.data.windows import Windows
 from ranker.encoders.encoder import Encoder
@@ -58,18 +60,14 @@ def group_of(rows: TokenBatch, docs: int) -> RankBatch:
 
 def seconds_of(scorer: Any, batch: RankBatch, device: str) -> tuple[float, float]:
     """Return the seconds of a forward and backward pass, and the peak memory in GB on a GPU."""
-    gpu = device == "cuda"
-    if gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            scorer(batch).square().mean().backward()
+        scorer.zero_grad()
+
     scorer.encoder.dropout_seed = 1
-    begin = time.perf_counter()
-    with torch.autocast(device, torch.bfloat16, enabled=gpu):
-        scorer(batch).square().mean().backward()
-    scorer.zero_grad()
-    if gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin, torch.cuda.max_memory_allocated() / 1e9 if gpu else 0.0
+    return seconds_and_memory(step, device)
 
 
 def windows(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -189,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
+from one_line import one_line
 
 from ranker.interactions import maxsim as interactions
 from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
@@ -157,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from one_line import one_line
+
 QUERY_TOKENS = 32
 MODES = {"train": "own docs", "in-batch": "in-batch negatives", "rerank": "re-ranking"}
 
@@ -142,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -19,6 +19,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.evaluation.significance import holm, randomisation_test, wins_losses_ties  # noqa: E402
 
 BASELINE = "ranking only"
@@ -194,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from one_line import one_line
 from scipy.stats import kendalltau, pearsonr
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -70,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import train_throughput  # noqa: E402
+from one_line import one_line  # noqa: E402
 from train_throughput import DOCS, LONGEST, _fresh, _wait, collection, pair_texts, product, tokenizer  # noqa: E402
 
 from ranker.data.collection import Collection  # noqa: E402
@@ -168,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

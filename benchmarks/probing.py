@@ -36,6 +36,8 @@ from transformers import BertModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer  # noqa: E402
 from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans  # noqa: E402
@@ -258,4 +260,4 @@ def task_times(
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -24,6 +24,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker import Reranker  # noqa: E402
 from ranker.data.collate import TextLimits  # noqa: E402
 from ranker.data.sources.cwe import CWE  # noqa: E402
@@ -108,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from one_line import one_line
+
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("generate", "read", "train", "evaluate")
 LIMIT_GIB = 4.0
@@ -281,4 +283,4 @@ def _read(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    main()
+    one_line(main)

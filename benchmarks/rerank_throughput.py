@@ -25,6 +25,7 @@ from transformers import AutoModelForSequenceClassification
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import one_line  # noqa: E402
 from train_throughput import DOCS, LONGEST, SIZES, _wait, collection, config_of, module_of, pair_texts, tokenizer  # noqa: E402
 
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
@@ -124,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

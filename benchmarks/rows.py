@@ -18,6 +18,8 @@ import resource
 import time
 from pathlib import Path
 
+from one_line import one_line
+
 
 def generate(path: Path, rows: int, docs_per_row: int) -> None:
     """Write rows of a query of 6 words, a positive, and negatives of 40 words. A third of the queries are repeated."""
@@ -160,4 +162,4 @@ def bert_tokenizer():
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -34,6 +34,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import one_line  # noqa: E402
 from scaling_report import report  # noqa: E402
 
 MODELS = {"monobert": ("losses", "speed", "evaluate"), "dpr": ("losses", "speed", "evaluate", "encode")}
@@ -301,4 +302,4 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -29,6 +29,7 @@ from transformers import BertModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import one_line  # noqa: E402
 from rerank_throughput import Clock  # noqa: E402
 from train_throughput import DOCS, collection, config_of, tokenizer  # noqa: E402
 
@@ -323,4 +324,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

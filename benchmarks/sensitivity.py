@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
+from one_line import one_line
 
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scored import run_of
@@ -72,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -43,6 +43,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import one_line  # noqa: E402
 from serving_profile import Snapshot, lines  # noqa: E402
 
 WAYS = ("ranker", "sentence-transformers")
@@ -353,4 +354,4 @@ def report(clients: int, docs: int, measured: dict[str, list[Round]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -15,7 +15,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from measuring import seconds_and_memory
+from one_line import one_line
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
@@ -60,21 +62,17 @@ def scorer_of(kind: Any, options: argparse.Namespace) -> Any:
 
 def seconds_of(scorer: Any, batch: RankBatch, train: bool, device: str) -> tuple[float, float]:
     """Return the seconds of one pass, and the peak memory in GB on a GPU."""
-    gpu = device == "cuda"
-    if gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+
+    def step() -> None:
+        with torch.set_grad_enabled(train), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            scores = scorer(batch)
+            if train:
+                scores.square().mean().backward()
+        scorer.zero_grad()
+
     scorer.train(train)
     scorer.encoder.dropout_seed = 1
-    begin = time.perf_counter()
-    with torch.set_grad_enabled(train), torch.autocast(device, torch.bfloat16, enabled=gpu):
-        scores = scorer(batch)
-        if train:
-            scores.square().mean().backward()
-    scorer.zero_grad()
-    if gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin, torch.cuda.max_memory_allocated() / 1e9 if gpu else 0.0
+    return seconds_and_memory(step, device)
 
 
 def main() -> None:
@@ -129,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from one_line import one_line
 from students import MEASURE, Step, against, values
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -264,4 +265,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -26,6 +26,8 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
+from one_line import one_line
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -78,7 +80,7 @@ def ours(args: argparse.Namespace, docs: list[str], kernel: bool):
     from ranker.data.collate import Collator, ScorerInputs, TextLimits
     from ranker.data.memory_store import MemoryStore
     from ranker.data.step_plan import fill
-    from ranker.data.token_writer import TextEncoder
+    from ranker.data.text_encoder import TextEncoder
     from ranker.interactions import term_pooling
     from ranker.retrieval.encode import Device, doc_terms
 
@@ -195,4 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

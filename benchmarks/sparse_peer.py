@@ -24,6 +24,8 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.assembly.data import build_data, load_splits  # noqa: E402
 from ranker.checkpoint import load_scorer  # noqa: E402
 from ranker.config.stored import load_stored  # noqa: E402
@@ -143,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -20,6 +20,8 @@ from scipy import sparse
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.retrieval.encode import Device  # noqa: E402
 from ranker.retrieval.postings import Postings  # noqa: E402
 from ranker.retrieval.sparse_search import SparseEngine  # noqa: E402
@@ -55,7 +57,7 @@ def cross_encoder(package: str, tokens: int) -> float:
     from ranker.data.memory_store import MemoryStore
     from ranker.data.sources.cwe import CWE
     from ranker.data.step_plan import fill
-    from ranker.data.token_writer import TextEncoder
+    from ranker.data.text_encoder import TextEncoder
     from ranker.encoders.loading import load_encoder
     from ranker.models.monobert import MonoBERT
 
@@ -91,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

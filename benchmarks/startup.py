@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from one_line import one_line
+
 ROOT = Path(__file__).resolve().parents[1]
 MEASURES = ["nDCG@10", "RR@10", "AP@100", "R@100"]
 # as on a user's machine, compiled modules are cached
@@ -86,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -25,6 +25,7 @@ from transformers import AutoModelForSequenceClassification
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from one_line import one_line  # noqa: E402
 from train_throughput import SIZES, config_of, lognormal, tokenizer  # noqa: E402
 
 from ranker.assembly import suite  # noqa: E402
@@ -101,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

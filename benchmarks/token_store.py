@@ -26,10 +26,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from one_line import one_line
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ranker.data.text_encoder import TextEncoder
 from ranker.data.token_store import TokenStore, build_token_store
-from ranker.data.token_writer import TextEncoder
 
 MS_MARCO_DOCS = 8_841_823
 VOCABULARY = 300_000
@@ -230,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

@@ -40,6 +40,8 @@ from transformers import (
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from one_line import one_line  # noqa: E402
+
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
@@ -333,4 +335,4 @@ def _fresh() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    one_line(main)

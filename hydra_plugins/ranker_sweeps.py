@@ -30,7 +30,8 @@ from ranker import run_folder
 from ranker.cli.sweep import JOB_FOLDER
 from ranker.cli.sweep_table import finish_sweep, is_locked, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
-from ranker.files import no_room, room_for, write_whole
+from ranker.files.space import no_room, room_for
+from ranker.files.writing import write_whole
 from ranker.processes import is_first_process
 
 

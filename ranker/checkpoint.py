@@ -13,7 +13,6 @@ from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
 
 from ranker import export
 from ranker.config.stored import load_stored, resumed_runs
@@ -22,16 +21,17 @@ from ranker.data.collate import pair_layout
 from ranker.encoders.alignment import align
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
-from ranker.encoders.lora import base_fingerprint, base_names, has_adapter, merge_adapter
+from ranker.encoders.lora import has_adapter, merge_adapter
 from ranker.encoders.model_folder import ADAPTER
 from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.export import _adapter
 from ranker.export._modules import has_modules
-from ranker.files import verify_folder, write_folder
+from ranker.files.checksums import verify_folder
+from ranker.files.folders import write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.passages.build import with_passages
 from ranker.passages.windowed import Windowed, scorer_of_windows
-from ranker.training.checkpoint_files import read_checkpoint
+from ranker.training.checkpoint_weights import load_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +137,10 @@ def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
 
 def write_description(folder: Path, cfg: DictConfig) -> None:
     """Write `ranker.yaml`, the `DESCRIBED` keys of a training's configuration."""
-    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED if key in cfg})
-    (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
+    # resolved before the other keys are left out, since values may refer to them
+    whole: Any = OmegaConf.to_container(cfg, resolve=True)
+    described = OmegaConf.create({key: whole[key] for key in DESCRIBED if key in whole})
+    (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described), encoding="utf-8")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def load_scorer(
                 f"{path}: expected a run that trained a model, got a config.yaml without model or encoder"
             )
         scorer: Any = built_for(path, description, execution)
-        _load_state(
+        load_checkpoint(
             scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
         )
         align(scorer)
@@ -298,44 +300,3 @@ def _target_of(folder: Path) -> str:
     raise CheckpointError(
         f"{folder}: expected a model folder of this or another program, got one that no format of ranker.export knows"
     )
-
-
-def load_checkpoint(module: nn.Module, path: Path) -> None:
-    """Load a training checkpoint's weights into a module of the same kind as the module that wrote it.
-
-    Raises:
-        CheckpointError: The file is missing or damaged, or its weights do not fit.
-    """
-    _load_state(module, path, prefix="")
-
-
-def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
-    if not path.is_file():
-        raise CheckpointError(
-            f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint"
-        )
-    try:
-        content = read_checkpoint(path)
-        state = content["state_dict"]
-    except KeyError as error:
-        raise CheckpointError(
-            f"{path}: expected a training checkpoint with weights, got one without {error}"
-        ) from error
-    if content.get("base", "") != base_fingerprint(module):
-        raise CheckpointError(
-            f"{path}: expected adapters for the weights of encoder.name, got adapters of another base; set "
-            "encoder.name to the base that the training used"
-        )
-    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    expected = module.state_dict()
-    # a checkpoint does not contain the base weights of adapters; the module has them, from encoder.name
-    for key in base_names(module) - set(weights):
-        weights[key] = expected[key]
-    for key in sorted(set(weights) | set(expected)):
-        if key not in weights or key not in expected or weights[key].shape != expected[key].shape:
-            got = tuple(weights[key].shape) if key in weights else "no such weight"
-            want = tuple(expected[key].shape) if key in expected else "no such weight"
-            raise CheckpointError(
-                f"{path}: weight {key}: expected {want}, got {got}; the configuration differs from the checkpoint's"
-            )
-    module.load_state_dict(weights)

@@ -64,6 +64,7 @@ class TokenBatch(Movable):
         lists: Number of consecutive rows of each list, int64 [lists]. Every token of a row also attends to the first
             tokens of the other rows of its list. None: tokens attend only to their own row.
         max_list: Largest number in `lists`, a Python int.
+        list_size: Number of rows to which list attention is scaled, see `list_attention`; None: it is not scaled.
     """
 
     tokens: Tensor
@@ -77,6 +78,7 @@ class TokenBatch(Movable):
     max_windows: int = 0
     lists: Tensor | None = None
     max_list: int = 0
+    list_size: int | None = None
 
     @property
     def num_texts(self) -> int:

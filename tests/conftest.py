@@ -1,5 +1,6 @@
 """Small collections and encoders that tests generate. No network is needed."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -8,6 +9,15 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+gc.disable()  # the collection of the tests imports everything and leaves hardly any garbage
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but not among the imported modules and the collected tests."""
+    gc.freeze()
+    gc.enable()
+
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("RANKER_SHARED_DATA", ROOT.parent / "shared" / "data"))

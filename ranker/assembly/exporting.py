@@ -34,7 +34,7 @@ from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.exits.early_exit import EarlyExit
 from ranker.export import _adapter
 from ranker.export._modules import has_modules, is_cross_encoder, is_multi_vector
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.models.interface import Scorer
 from ranker.release import onnx_graph
 from ranker.release.layouts import cast, check_format, megabytes, write_layout

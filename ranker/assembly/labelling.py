@@ -23,7 +23,7 @@ from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import with_allowed
 from ranker.data.ragged import row_offsets
 from ranker.data.splits import check_candidates
-from ranker.data.token_writer import tokenizer_fingerprint
+from ranker.data.text_encoder import tokenizer_fingerprint
 from ranker.data.trec import read_candidates, read_run
 from ranker.errors import ConfigError
 from ranker.evaluation.scoring import Devices

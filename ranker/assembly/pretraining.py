@@ -14,7 +14,7 @@ from ranker.assembly.data import load_source, print_notice
 from ranker.config.targets import constructor_keys
 from ranker.data.token_store import TokenStore, token_store
 from ranker.errors import ConfigError
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.models.dpr import DPR
 from ranker.pretraining.steps import PretrainData
 from ranker.pretraining.texts import Texts

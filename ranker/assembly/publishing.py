@@ -27,7 +27,8 @@ from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.report import first_stage_run, write_evaluation
 from ranker.evaluation.suite import FIRST_STAGE, QRELS
 from ranker.export import _adapter
-from ranker.files import SUMS, verify_folder, write_folder
+from ranker.files.checksums import SUMS, verify_folder
+from ranker.files.folders import write_folder
 from ranker.models.interface import Scorer
 from ranker.release import hub
 from ranker.release.card import Facts, card

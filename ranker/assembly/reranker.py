@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import text_limits
+from ranker.assembly.given_docs import docs_of, lists_of
 from ranker.assembly.inference import prepare
 from ranker.assembly.precision import checked_precision, chosen, refuse_half
 from ranker.assembly.probabilities import read_calibration
@@ -24,11 +25,11 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.dataset import ScoreBatches
 from ranker.data.memory_store import MemoryStore
-from ranker.data.token_writer import Encoded, TextEncoder
+from ranker.data.text_encoder import Encoded, TextEncoder
 from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.calibration import Calibration
 from ranker.evaluation.scoring import Devices, score_collection
-from ranker.files import verify_folder
+from ranker.files.checksums import verify_folder
 from ranker.models.interface import Scorer
 from ranker.release.onnx_program import OnnxProgram, is_program
 
@@ -202,7 +203,7 @@ class Reranker:
             raise DataError(f"top_k: expected at least 1 or None, got {top_k!r}")
         single = isinstance(query, str)
         queries: list[str] = [query] if isinstance(query, str) else list(query)
-        lists = [_docs_of(part) for part in _lists_of(docs, len(queries), single)]
+        lists = [docs_of(part) for part in lists_of(docs, len(queries), single)]
         pairs = [(text, doc.full_text) for text, part in zip(queries, lists, strict=True) for doc in part]
         numbers = [number for number, part in enumerate(lists) for _ in part]
         titles = {doc.full_text: doc.title for part in lists for doc in part if doc.title}
@@ -309,47 +310,3 @@ class Reranker:
         """Tokenize the values of `texts`, which maps ids to texts; `side` is 0 for queries and 1 for docs."""
         around = self._inputs.affixes(side).around
         return MemoryStore(self._encoders[side], {text_id: around(text) for text_id, text in texts.items()})
-
-
-def _lists_of(docs: Any, count: int, single: bool) -> list[Any]:
-    """Return the docs of each query."""
-    if single or isinstance(docs, Mapping):
-        return [docs] * count
-    lists = list(docs)
-    nested = bool(lists) and all(not isinstance(part, (str, Mapping, Doc)) or _is_table(part) for part in lists)
-    if not nested:
-        return [lists] * count
-    if len(lists) != count:
-        raise DataError(f"docs: expected a list of docs for each of {count} queries, got {len(lists)} lists")
-    return lists
-
-
-def _is_table(part: Any) -> bool:
-    """Return whether a mapping maps ids to texts; a single doc is also a mapping."""
-    return isinstance(part, Mapping) and "text" not in part
-
-
-def _docs_of(docs: Any) -> list[Doc]:
-    """Return the docs of a query with their ids."""
-    if isinstance(docs, str):
-        raise DataError(f"docs: expected a list of docs, got one text ({docs!r:.80}); put it into a list")
-    entries = [{"id": key, "text": text} for key, text in docs.items()] if isinstance(docs, Mapping) else list(docs)
-    found = [_doc_of(entry, position) for position, entry in enumerate(entries)]
-    seen: dict[str, int] = {}
-    for position, doc in enumerate(found):
-        if doc.doc_id in seen:
-            raise DataError(
-                f"docs[{position}]: expected an id of its own, got {doc.doc_id!r}, which docs[{seen[doc.doc_id]}] has"
-            )
-        seen[doc.doc_id] = position
-    return found
-
-
-def _doc_of(entry: Any, position: int) -> Doc:
-    if isinstance(entry, Doc):
-        return entry
-    values = {"text": entry} if isinstance(entry, str) else entry
-    if not isinstance(values, Mapping) or not isinstance(values.get("text"), str):
-        raise DataError(f"docs[{position}]: expected a text, or a mapping with a text under 'text'; got {entry!r:.200}")
-    title = values.get("title") or ""
-    return Doc(str(values.get("id", values.get("doc_id", position))), values["text"], title)

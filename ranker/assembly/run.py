@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.errors import RankerError
-from ranker.files import write_sums
+from ranker.files.checksums import write_sums
 from ranker.processes import PARENT, announce_dead_children, is_first_process, is_lost_peer
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 

@@ -18,7 +18,7 @@ from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.encode import Device, describe, encode_docs, encode_queries
 from ranker.retrieval.index import IndexType, VectorIndex
 from ranker.retrieval.indexes.flat import Flat
-from ranker.retrieval.search import VectorEngine
+from ranker.retrieval.vector_engine import VectorEngine
 from ranker.retrieval.vector_store import VectorStore, claim
 
 SHARD_DOCS = 10_000

@@ -14,7 +14,7 @@ import hydra
 from ranker.config import roots
 from ranker.config.roots import CONF
 from ranker.errors import RankerError, did_you_mean, shorten
-from ranker.files import no_room
+from ranker.files.space import no_room
 
 HYDRA, RANKER = Path(hydra.__file__).parent, Path(__file__).resolve().parents[1]
 UNUSABLE_PATH = (

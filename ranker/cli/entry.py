@@ -32,7 +32,7 @@ from ranker.config.paths import make_absolute, split_by_folder
 from ranker.config.sets import source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError, errors_of
-from ranker.files import no_room
+from ranker.files.space import no_room
 from ranker.processes import global_rank, is_first_process, leave_without_peers, watch_from_the_start
 
 

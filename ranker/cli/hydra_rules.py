@@ -20,7 +20,7 @@ from ranker.config.roots import CONF
 from ranker.config.signatures import defines
 from ranker.config.writing import parts_of
 from ranker.errors import ConfigError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 LOGGING = ("job_logging", "hydra_logging")
 # Values that `class` and `()` of Python's logging configuration may have.

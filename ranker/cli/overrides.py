@@ -6,9 +6,9 @@ import re
 from functools import cache
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from ranker.config.roots import CONF, ROOTS
 from ranker.config.sets import as_alone
@@ -69,6 +69,11 @@ def takes_text(command: str, key: str) -> bool:
     return bool(annotated) and all("str" in types and not {"int", "float", "bool"} & set(types) for types in annotated)
 
 
+@cache
+def _content(text: str) -> Any:
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def _types(text: str, group: str, key: str) -> tuple[str, ...]:
     """Return the types that the class of a yaml's node accepts for a dotted key; empty without such a parameter."""
     package = re.search(r"^# @package ([\w.]+)$", text, re.M)
@@ -76,9 +81,10 @@ def _types(text: str, group: str, key: str) -> tuple[str, ...]:
     if not key.startswith(f"{prefix}."):
         return ()
     parent, _, name = key.removeprefix(f"{prefix}.").rpartition(".")
-    content: Any = OmegaConf.create(text)
-    node: Any = (OmegaConf.select(content, parent) if parent else content) or {}
-    target = node.get("_target_") if hasattr(node, "get") else None
+    node = _content(text)
+    for part in parent.split(".") if parent else ():
+        node = node.get(part) if isinstance(node, dict) else None
+    target = node.get("_target_") if isinstance(node, dict) else None
     try:
         parameter = (parameters_of(str(target)) or {}).get(name) if target else None
     except LookupError:

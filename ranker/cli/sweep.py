@@ -22,7 +22,7 @@ from typing import Any
 from ranker.cli.sweep_table import JOB_FILE, LOCK_FILE, JobRecord, write_summary
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, DataError, Preempted, RankerError
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from ranker.assembly.run import one_run, open_run
 from ranker.assembly.scorer import optimization_of
 from ranker.assembly.sharding import run_as_configured
 from ranker.assembly.trainer import build_trainer
-from ranker.checkpoint import load_checkpoint
 from ranker.config.stored import resumed_runs
 from ranker.evaluation import pictures
 from ranker.training.checkpoint_files import LAST, to_resume_from
+from ranker.training.checkpoint_weights import load_checkpoint
 from ranker.training.checkpointing import SaveLast
 from ranker.training.options import NonFiniteOptions
 from ranker.training.run_writer import write_json
@@ -65,5 +65,5 @@ def pretrain(cfg: DictConfig) -> None:
             "seconds": time.perf_counter() - started,
         }
         write_json(folder / "result.json", result)
-        pictures.write_curves(resumed_runs(folder), None, f"{cfg.name}, {folder.name}")
+        pictures.write_curves(resumed_runs(folder) if cfg.resume else [folder], None, f"{cfg.name}, {folder.name}")
         log.info("run folder: %s (encoder.name=%s starts from it)", folder, folder / "model")

@@ -35,8 +35,9 @@ from ranker.retrieval.engines import bm25_engines, check_late, index_of, vector_
 from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, mine_set, search_set
-from ranker.retrieval.search import Engine, LateOptions
+from ranker.retrieval.search import Engine
 from ranker.retrieval.sparse_search import Reranking
+from ranker.retrieval.vector_engine import LateOptions
 from ranker.training.run_writer import write_json
 from ranker.types import Run
 

@@ -32,8 +32,8 @@ from ranker.models.dpr import DPR
 from ranker.retrieval.encode import Device
 from ranker.retrieval.engines import index_of, open_index
 from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, search_set
-from ranker.retrieval.search import VectorEngine
 from ranker.retrieval.shortened import Shortened
+from ranker.retrieval.vector_engine import VectorEngine
 from ranker.retrieval.vector_store import VectorStore
 from ranker.training.run_writer import write_json
 from ranker.types import Run

@@ -22,7 +22,7 @@ from ranker.assembly.scorer import build_loss, build_scorer, optimization_of, tr
 from ranker.assembly.sharding import run_as_configured, whole_scorer
 from ranker.assembly.suite import validation_suite
 from ranker.assembly.trainer import build_trainer
-from ranker.checkpoint import load_checkpoint, save_merged, save_model
+from ranker.checkpoint import save_merged, save_model
 from ranker.config.stored import resumed_runs
 from ranker.config.trainer import FSDP
 from ranker.data.collection import Splits
@@ -32,6 +32,7 @@ from ranker.evaluation.scoring import Devices
 from ranker.models.interface import Scorer
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
+from ranker.training.checkpoint_weights import load_checkpoint
 from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.options import NonFiniteOptions
 from ranker.training.rerank_module import RerankModule
@@ -139,7 +140,7 @@ def _report(
 ) -> None:
     """Write `result.json`, the curves and the page, and show the results on the dashboards."""
     write_json(folder / "result.json", result)
-    runs = resumed_runs(folder)
+    runs = resumed_runs(folder) if cfg.resume else [folder]
     pictures.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
     facts = {"Run": folder.name, "Steps": str(result["steps"]), "Time": f"{result['seconds']:.0f} s"}
     if result["objective"] is not None:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from ranker.config.groups import is_set
 from ranker.config.sets import source_nodes
 from ranker.config.writing import WRITING, writing_faults
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 INPUTS = (
     "checkpoint",

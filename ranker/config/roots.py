@@ -28,8 +28,10 @@ ROOTS: dict[str, type] = {name: _root(name) for name in sorted(_COMMANDS, key=la
 
 def register(command: str | None = None) -> None:
     """Register the typed root of a command, or of all commands, with Hydra, as `train_schema` and so on."""
+    store = ConfigStore.instance()
     for name, root in ROOTS.items() if command is None else [(command, ROOTS[command])]:
-        ConfigStore.instance().store(name=f"{name}_schema", node=root)
+        if f"{name}_schema.yaml" not in store.repo:
+            store.store(name=f"{name}_schema", node=root)
 
 
 def root_of(keys: Iterable[Any]) -> type:

@@ -16,13 +16,18 @@ from ranker.config.targets import target_faults, untrusted
 from ranker.config.text_keys import text_faults
 from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError
-from ranker.files import leads_out, verify_folder
+from ranker.files.checksums import SUMS, verify_folder
+from ranker.files.folders import leads_out
 
 MAX_BYTES = 1_000_000  # files of this program have some thousand bytes
 MAX_DEPTH = 40
 # Keys of Hydra's `instantiate`. `_args_` is left out: its values would not be compared with a signature.
 SPECIAL = ("_target_", "_partial_", "_convert_", "_recursive_")
 NODES = (*GROUPS, *WRITING)
+# Path and content of a file, and content of checksums.json beside it -> the configuration, which passed all checks.
+_CHECKED: dict[tuple[Path, bytes | None, bytes | None], DictConfig] = {}
+KEPT = 16  # configurations; a command reads few, but each of them several times
+PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may be built without its C parser
 # Prefixes of targets in run folders of version 0.1 -> their prefixes today.
 RENAMED = {
     "ranker.layers.encoder.": "ranker.encoders.loading.",
@@ -39,8 +44,27 @@ def load_stored(path: Path) -> Any:
     Raises:
         ConfigError: The file is not plain YAML of at most 1 MB; or it has an unknown key, a value of the wrong type, a
             `_target_` that its group may not use, an interpolation (it would be resolved after the check), or a path
-            that leaves the run folder; or its checksum differs (ranker/files.py).
+            that leaves the run folder; or its checksum differs (ranker/files/checksums.py).
     """
+    key = (path, _content(path), _content(path.parent / SUMS))
+    if key not in _CHECKED:
+        if len(_CHECKED) >= KEPT:
+            _CHECKED.clear()
+        _CHECKED[key] = _checked(path)
+    return _CHECKED[key].copy()
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the start of a file, which is a whole file of at most `MAX_BYTES`; None if it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+
+
+def _checked(path: Path) -> DictConfig:
+    """Read and check a stored configuration; see `load_stored`."""
     cfg = _read(path)
     _rename(cfg)
     faults = stored_faults(cfg)
@@ -60,7 +84,7 @@ def _read(path: Path) -> Any:
         if size > MAX_BYTES:
             raise ConfigError(f"{path}: expected a configuration of at most {MAX_BYTES} bytes, got {size}")
         depth = 0
-        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
+        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=PARSER):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise ConfigError(
                     f"{path}: expected a configuration without anchors and aliases, "

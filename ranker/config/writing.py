@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 # Groups whose objects write files.
 WRITING = ("callbacks", "logger")

@@ -9,15 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ranker.data.collection import Collection, Docs, Splits
-from ranker.data.ir_datasets_reader import (
-    DocPairs,
-    alone,
-    docs_of,
-    load_dataset,
-    qrels_of,
-    readable,
-    scoreddocs_of,
-)
+from ranker.data.ir_datasets_access import alone, load_dataset, readable
+from ranker.data.ir_datasets_docs import docs_of
+from ranker.data.ir_datasets_records import DocPairs, qrels_of, scoreddocs_of
 from ranker.data.parsing import check_id
 from ranker.data.query_docs import queries_are_docs
 from ranker.data.splits import (

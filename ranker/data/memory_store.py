@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 
 from ranker.data.ragged import row_offsets
+from ranker.data.text_encoder import Encoded
 from ranker.data.token_store import TokenStore
-from ranker.data.token_writer import Encoded
 
 
 class MemoryStore(TokenStore):

@@ -20,7 +20,8 @@ from ranker.data.collection import Collection
 from ranker.data.dataset import TrainSteps
 from ranker.data.sampling import Pool, PooledGroups
 from ranker.errors import CheckpointError, ConfigError
-from ranker.files import verify_folder, write_folder
+from ranker.files.checksums import verify_folder
+from ranker.files.folders import write_folder
 from ranker.types import Run, TrainStep
 
 ARRAYS = ("sizes", "rows", "labels")

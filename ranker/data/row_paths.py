@@ -10,7 +10,7 @@ from typing import Any
 from ranker.data.corpus_files import check_regular
 from ranker.data.parsing import shown
 from ranker.errors import DataError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 KINDS = {
     ".parquet": "parquet",

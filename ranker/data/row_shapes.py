@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ranker.data.instructions import joined
-from ranker.data.parsing import check_grade, check_id, read_score, shown
 from ranker.data.row_files import Rows
+from ranker.data.row_values import RowValues, grade_of, read_id, score_of
 from ranker.errors import DataError
 
 # Role -> recognised names of columns. The columns `negative_1`, `negative_2`, ... are recognised by their numbers.
@@ -107,7 +104,7 @@ class Shape:
         """
         examples = Examples()
         for row in range(len(rows.numbers)):
-            _READERS[self.name](_Row(rows, row, self.columns), examples)
+            _READERS[self.name](RowValues(rows, row, self.columns), examples)
         return examples
 
 
@@ -165,122 +162,7 @@ def recognise(columns: Iterable[str], path: Path, given: Columns | None = None) 
     return Shape(fitting[0], used)
 
 
-class _Row:
-    """One row, whose values are read by role."""
-
-    def __init__(self, rows: Rows, row: int, columns: dict[str, tuple[str, ...]]) -> None:
-        self._rows, self._row, self.columns = rows, row, columns
-
-    def value(self, role: str, column: int = 0) -> Any:
-        return self._rows.columns[self.columns[role][column]][self._row]
-
-    def where(self, role: str, column: int = 0) -> str:
-        return self._rows.where(self._row, self.columns[role][column])
-
-    def text(self, role: str, filled: bool = False, column: int = 0) -> str:
-        """Return a text; with `filled`, a text of white space only is an error."""
-        return _text(self.value(role, column), lambda: self.where(role, column), filled)
-
-    def query(self) -> str:
-        query = self.text("query", filled=True)
-        prompt = self.value("prompt") if "prompt" in self.columns else None
-        query = f"{self.text('prompt')} {query}" if prompt else query
-        if "instruction" not in self.columns:
-            return query
-        return joined("" if self.value("instruction") is None else self.text("instruction"), query)
-
-    def values(self, role: str, column: int = 0) -> list[Any]:
-        """Return a list that is not empty; in CSV and TSV files, a list is written as JSON."""
-        value = self.value(role, column)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                value = None
-        if not isinstance(value, list) or not value:
-            raise DataError(
-                f"{self.where(role, column)}: expected a list of at least one, got {shown(self.value(role, column))}; "
-                "fill it in or remove the row"
-            )
-        return value
-
-    def texts(self, role: str, column: int = 0) -> list[str]:
-        """Return the texts of a list."""
-        where = lambda: self.where(role, column)  # noqa: E731 - messages are made only where they are needed
-        return [_text(value, where) for value in self.values(role, column)]
-
-    def ids(self, role: str) -> list[str]:
-        return [read_id(value, lambda: self.where(role)) for value in self.values(role)]
-
-    def numbers(self, role: str, count: int, read: Callable[[Any, Callable[[], str]], Any]) -> list[Any]:
-        """Return the numbers of a list with one number for each of `count` docs."""
-        values = self.values(role)
-        if len(values) != count:
-            raise DataError(
-                f"{self.where(role)}: expected {count} numbers, one for each doc, got {len(values)}; correct the row"
-            )
-        return [read(value, lambda: self.where(role)) for value in values]
-
-
-def _text(value: Any, where: Callable[[], str], filled: bool = False) -> str:
-    if not isinstance(value, str) or (filled and not value.strip()):
-        raise DataError(f"{where()}: expected a text, got {shown(value)}; fill it in or remove the row")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where()}: expected characters, got the lone surrogate {value[error.start]!r}; remove it"
-            ) from None
-    return value
-
-
-def read_id(value: Any, where: Callable[[], str]) -> str:
-    """Return an id; a whole number is converted to its digits.
-
-    Raises:
-        DataError: The value is missing, or is not an id.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not value:
-        raise DataError(f"{where()}: expected an id, got {shown(value)}; fill it in or remove the row")
-    check_id(_text(value, where), where())
-    return value
-
-
-def _score(value: Any, where: Callable[[], str]) -> float:
-    if isinstance(value, str):
-        return read_score(value, where(), single=True)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise DataError(f"{where()}: expected a finite number as score, got {shown(value)}; correct or remove the row")
-    if abs(value) > 3.4e38:
-        raise DataError(
-            f"{where()}: expected a score within single precision (3.4e38), got {value!r}; scale scores down"
-        )
-    return float(value)
-
-
-def _grade(value: Any, where: Callable[[], str]) -> int:
-    """Return a label as a grade; true is 1, false is 0."""
-    if isinstance(value, bool):
-        return int(value)
-    try:
-        number = _score(value, where)
-    except DataError:
-        raise DataError(
-            f"{where()}: expected a whole number as grade, got {shown(value)}; correct or remove the row"
-        ) from None
-    if number != int(number):
-        raise DataError(
-            f"{where()}: expected a whole number as grade, got {shown(value)}; if these are a teacher's scores, "
-            "name the column as score (or scores) with data.columns"
-        )
-    check_grade(int(number), where())
-    return int(number)
-
-
-def _read_contrast(row: _Row, examples: Examples) -> None:
+def _read_contrast(row: RowValues, examples: Examples) -> None:
     value = row.value("positive")
     positives = row.texts("positive") if _is_list(value) else [row.text("positive")]
     negatives: list[str] = []
@@ -292,41 +174,41 @@ def _read_contrast(row: _Row, examples: Examples) -> None:
     examples.docs += positives + negatives
     examples.grades += [1] * len(positives) + [0] * len(negatives)
     if "positive_scores" in row.columns:
-        examples.scores += row.numbers("positive_scores", len(positives), _score)
-        examples.scores += row.numbers("negative_scores", len(negatives), _score)
+        examples.scores += row.numbers("positive_scores", len(positives), score_of)
+        examples.scores += row.numbers("negative_scores", len(negatives), score_of)
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) or (isinstance(value, str) and value.startswith('["') and value.endswith('"]'))
 
 
-def _read_list(row: _Row, examples: Examples) -> None:
+def _read_list(row: RowValues, examples: Examples) -> None:
     examples.queries.append(row.query())
     _add_list(row, examples, row.texts("docs"))
 
 
-def _read_ids(row: _Row, examples: Examples) -> None:
+def _read_ids(row: RowValues, examples: Examples) -> None:
     examples.queries.append(read_id(row.value("query_id"), lambda: row.where("query_id")))
     _add_list(row, examples, row.ids("doc_ids"))
 
 
-def _add_list(row: _Row, examples: Examples, docs: list[str]) -> None:
+def _add_list(row: RowValues, examples: Examples, docs: list[str]) -> None:
     examples.counts.append(len(docs))
     examples.docs += docs
     if "labels" in row.columns:
-        examples.grades += row.numbers("labels", len(docs), _grade)
+        examples.grades += row.numbers("labels", len(docs), grade_of)
     if "scores" in row.columns:
-        examples.scores += row.numbers("scores", len(docs), _score)
+        examples.scores += row.numbers("scores", len(docs), score_of)
 
 
-def _read_pair(row: _Row, examples: Examples) -> None:
+def _read_pair(row: RowValues, examples: Examples) -> None:
     examples.queries.append(row.query())
     examples.counts.append(1)
     examples.docs.append(row.text("document"))
     if "label" in row.columns:
-        examples.grades.append(_grade(row.value("label"), lambda: row.where("label")))
+        examples.grades.append(grade_of(row.value("label"), lambda: row.where("label")))
     if "score" in row.columns:
-        examples.scores.append(_score(row.value("score"), lambda: row.where("score")))
+        examples.scores.append(score_of(row.value("score"), lambda: row.where("score")))
 
 
 _READERS = {"contrast": _read_contrast, "list": _read_list, "ids": _read_ids, "pair": _read_pair}

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ranker import files
-from ranker.data.token_writer import FORMAT, map_array, tokenizer_fingerprint, write_store
+from ranker.data.text_encoder import tokenizer_fingerprint
+from ranker.data.token_writer import FORMAT, map_array, write_store
 from ranker.errors import DataError
+from ranker.files import checksums
+from ranker.files.space import room_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -72,7 +74,7 @@ class TokenStore:
                     folder, f"a token store's meta.json with dtype {' or '.join(DTYPES)}", f"{meta['dtype']!r}"
                 )
             if verify:
-                files.verify(folder, meta["files"])
+                checksums.verify(folder, meta["files"])
             for name, expected in meta["files"].items():
                 if (folder / name).stat().st_size != expected["bytes"]:
                     raise _damaged(folder / name, f"{expected['bytes']} bytes", str((folder / name).stat().st_size))
@@ -224,7 +226,7 @@ def _build(
 ) -> TokenStore:
     """Build in a temporary folder, which is renamed to `folder` at the end; the caller holds the lock."""
     temp = _temp(folder)
-    with files.room_for(folder):
+    with room_for(folder):
         temp.mkdir()
         try:
             write_store(texts, temp, tokenizer, max_tokens, fingerprint, chunk)

@@ -20,7 +20,7 @@ from ranker.data.parsing import MAX_ID_BYTES, check_grade, check_id, read_grade,
 from ranker.data.ragged import row_offsets
 from ranker.data.ranking import rank_docs
 from ranker.errors import DataError
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:  # ranker.types imports torch, which reading a run does not need
     from ranker.types import Qrels, Run

@@ -16,7 +16,9 @@ from ranker.data.collection import Collection
 from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import map_array
 from ranker.errors import DataError
-from ranker.files import checksum, remove_partial, verify, write_whole
+from ranker.files.checksums import checksum, verify
+from ranker.files.folders import remove_partial
+from ranker.files.writing import write_whole
 from ranker.hashing import digest
 
 log = logging.getLogger(__name__)

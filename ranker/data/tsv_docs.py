@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ranker.data.collection import Doc, fingerprint_of
+from ranker.data.collection import Doc
 from ranker.data.separated import SortedIds, field_bounds, fields, whole_lines
+from ranker.data.stored_fingerprint import stored_fingerprint
 from ranker.errors import DataError
-from ranker.files import write_whole
 
 _READ = 1 << 22  # number of bytes per read in a pass over all docs
 
@@ -49,23 +47,7 @@ class TsvDocs:
         if self._ids.repeat is not None:
             first, second = sorted(self._ids.repeat)
             raise DataError(f"{path}:{second + 1}: expected each doc id once, got that of line {first + 1} again")
-        self.fingerprint = self._fingerprint()
-
-    def _fingerprint(self) -> str:
-        """Return a hash of all ids and texts, stored beside the file with its size and modification time."""
-        found = self.path.stat()
-        state, cache = [found.st_size, found.st_mtime_ns], Path(f"{self.path}.ranker_fingerprint.json")
-        try:
-            cached = json.loads(cache.read_text(encoding="utf-8"))
-            if cached["state"] == state and cached["crc32"] == zlib.crc32(cached["fingerprint"].encode()):
-                return str(cached["fingerprint"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # not computed yet, or damaged
-        fingerprint = fingerprint_of(self)
-        if os.access(cache.parent, os.W_OK):
-            with write_whole(cache) as file:
-                json.dump({"state": state, "fingerprint": fingerprint, "crc32": zlib.crc32(fingerprint.encode())}, file)
-        return fingerprint
+        self.fingerprint = stored_fingerprint(self, path, Path(f"{path}.ranker_fingerprint.json"))
 
     def _read(self, first: int, last: int) -> bytes:
         """Return the bytes of the lines `first` to `last` - 1."""

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from ranker.data.token_writer import Encoded, TextEncoder
+from ranker.data.text_encoder import Encoded, TextEncoder
 
 # Size of a cache above which it starts again, up to 80 MB: the characters of its words, and `ENTRY` for each word
 MOST_CHARS, ENTRY = 4_000_000, 8

@@ -169,6 +169,7 @@ class Siblings:
         )  # fmt: skip
         return outputs.view(*states.shape[:-1], outputs.shape[-1])
 
+    @torch.inference_mode(False)  # training can't use weights that were stacked in inference mode
     @torch.no_grad()
     def refresh(self, dtype: torch.dtype) -> None:
         """Stack the weights in a precision, or copy the adapters' current values into weights that are stacked already.

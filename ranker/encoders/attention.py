@@ -18,8 +18,9 @@ from ranker.encoders.ragged import RaggedLayout
 
 try:  # Triton comes with torch's CUDA builds
     from ranker.encoders.kernels import short_attention as short
+    from ranker.encoders.kernels import short_attention_operator as operator
 except ImportError:
-    short = None  # type: ignore[assignment]
+    short = operator = None  # type: ignore[assignment]
 
 
 class PackedRows(NamedTuple):
@@ -98,7 +99,7 @@ def short_unavailable(head_size: int, max_length: int) -> str:
 
 def short_attention(qkv: Tensor, rows: PackedRows) -> Tensor:
     """Compute attention with this package's kernel for short rows; arguments and result as in `library_attention`."""
-    return short.short_attention(qkv, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0]
+    return operator.short_attention(qkv, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0]
 
 
 def library_attention(qkv: Tensor, rows: PackedRows, window: int | None = None) -> Tensor:

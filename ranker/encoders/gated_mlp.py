@@ -15,7 +15,7 @@ from torch.library import custom_op
 from torch.nn import functional
 
 try:  # Triton comes with torch's CUDA builds
-    from ranker.encoders.kernels import gated_silu as kernels
+    from ranker.encoders.kernels import gated_activation as kernels
 except ImportError:
     kernels = None  # type: ignore[assignment]
 
@@ -26,7 +26,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")  # names of the three linear layer
 def gated_silu(x: Tensor) -> Tensor:
     """Return silu(gates) * values, [tokens, dim], for gates and values side by side, [tokens, 2 * dim]."""
     if kernels is not None and x.is_cuda:
-        return kernels.gated_silu(x)
+        return kernels.gated(x, "silu")
     gates, values = x.chunk(2, 1)
     return functional.silu(gates) * values
 
@@ -40,7 +40,7 @@ def _(x: Tensor) -> Tensor:
 def gated_silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `gated_silu`, [tokens, 2 * dim], from the gradient of its output, [tokens, dim]."""
     if kernels is not None and x.is_cuda:
-        return kernels.gated_silu_backward(grad, x)
+        return kernels.gated_backward(grad, x, "silu")
     gates, values = x.chunk(2, 1)
     share = gates.sigmoid()
     return torch.cat([grad * values * share * (1 + gates * (1 - share)), grad * gates * share], 1)

@@ -7,7 +7,7 @@ precision of the weights. Only the kernels are compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,59 +15,19 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ranker.encoders.attention import PackedRows
-from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, hashes_of_sums, kernel_average
+from ranker.encoders.kernel_functions import Kernels
+from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, hashes_of_sums
 
 try:
-    from ranker.encoders.kernels import bias_gelu, list_attention, residual_norm, short_attention
+    from ranker.encoders.kernels import (
+        bias_gelu,
+        list_attention,
+        residual_norm,
+        short_attention,
+        short_attention_backward,
+    )
 except ImportError:  # no Triton
-    bias_gelu = list_attention = residual_norm = short_attention = None  # type: ignore[assignment]
-
-
-class Kernels(NamedTuple):
-    """Forward and backward kernels of one layer. Only `average` supports autograd.
-
-    Args:
-        attend: See `ranker.encoders.kernels.short_attention.attend`.
-        attend_backward: See `attend_backward` there.
-        bias_gelu: See `ranker.encoders.kernels.bias_gelu.bias_gelu`.
-        bias_gelu_backward: See `bias_gelu_backward` there.
-        residual_norm: See `ranker.encoders.kernels.residual_norm.residual_norm`.
-        residual_norm_backward: See `residual_norm_backward` there.
-        average: Attention of first tokens, see `ranker.encoders.layer.kernel_average`.
-    """
-
-    attend: Callable[..., tuple[Tensor, Tensor]]
-    attend_backward: Callable[..., tuple[Tensor, Tensor]]
-    bias_gelu: Callable[..., Tensor]
-    bias_gelu_backward: Callable[..., tuple[Tensor, Tensor]]
-    residual_norm: Callable[..., Tensor]
-    residual_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    average: Callable[..., Tensor]
-
-
-def triton_kernels() -> Kernels:
-    """Return the Triton kernels of this package."""
-    return Kernels(
-        short_attention.attend,
-        short_attention.attend_backward,
-        bias_gelu.bias_gelu,
-        bias_gelu.bias_gelu_backward,
-        residual_norm.residual_norm,
-        residual_norm.residual_norm_backward,
-        kernel_average,
-    )
-
-
-def triton_list_kernels() -> Kernels:
-    """Return the Triton kernels of this package for batches of lists."""
-    return triton_kernels()._replace(
-        attend=list_attention.attend_lists, attend_backward=list_attention.attend_lists_backward
-    )
-
-
-def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of each list in the form that kernels read (`kernels.list_attention.list_tensors`)."""
-    return list_attention.list_tensors(lists, cu_seqlens, token_rows)
+    bias_gelu = list_attention = residual_norm = short_attention = short_attention_backward = None  # type: ignore[assignment]
 
 
 class ResidualNorm(NamedTuple):

@@ -2,6 +2,11 @@
 
 This is the attention of the Set-Encoder (Schlatt et al., 2024, arXiv:2404.06912). A first token keeps its position 0,
 so the result does not depend on the order of the rows in a list.
+
+A model that was trained with lists of L rows gives the other rows too much weight in longer lists, because each of
+them adds a key to the softmax. With `list_size` = L, log((L - 1) / (n - 1)) is added to the logits of other rows' first
+tokens in a list of n rows. Together they then have the weight of L - 1 tokens: a row's attention stays the same if each
+of the other rows is repeated.
 """
 
 from __future__ import annotations
@@ -11,6 +16,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from ranker.encoders.ragged import RaggedLayout
+
+
+def list_bias(lists: Tensor, size: int) -> Tensor:
+    """Return log((size - 1) / (n - 1)) for lists of n rows, float64; 0 for n = 1.
+
+    Args:
+        lists: Number of rows n of each list.
+        size: Number of rows L to which attention is scaled; 1: the other rows get no weight.
+    """
+    others = lists.double() - 1
+    return torch.where(others > 0, torch.log((size - 1) / others.clamp(min=1)), 0.0)
 
 
 def list_attention(
@@ -28,7 +44,7 @@ def list_attention(
         query: [tokens, heads, head size].
         key: [tokens, key heads, head size]; heads is a multiple of key heads.
         value: As `key`.
-        layout: The rows; `layout.batch.lists` has the number of rows of each list.
+        layout: The rows; `layout.batch.lists` has the number of rows of each list, and `layout.batch.list_size` is L.
         scale: Factor of the logits; None: head size ** -0.5.
         window: Largest distance, in tokens, between a token and a token of its own row that it attends to; None: no
             limit. First tokens of other rows are always attended to.
@@ -40,6 +56,7 @@ def list_attention(
     if query.device.type == "cpu" and window is None and dropout == 0:
         return _by_row(query, key, value, layout, scale)
     own, sharing = _list_of_row(layout), _others(layout)
+    bias = _row_bias(layout)
     extra = [_of_lists(part, layout) for part in (key, value)]
     mixed = []
     for group in layout.groups:
@@ -55,6 +72,9 @@ def list_attention(
             mask = mask & ((positions.unsqueeze(1) - positions).abs() <= window)
         mask = torch.cat([mask, sharing.index_select(0, group.rows)[:, None, :].expand(-1, length, -1)], 2)
         mask = mask | ~mask.any(2, keepdim=True)  # a padding token attends to all keys; without keys it would be NaN
+        if bias is not None:
+            added = functional.pad(bias.index_select(0, group.rows)[:, None].expand(-1, sharing.shape[1]), (length, 0))
+            mask = added[:, None].expand_as(mask).masked_fill(~mask, float("-inf")).to(query.dtype)
         attended = functional.scaled_dot_product_attention(
             padded[0], keys, values, mask[:, None], dropout, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -70,20 +90,38 @@ def _by_row(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, sca
     firsts = layout.batch.cu_seqlens[:-1].long()
     parts = [part.transpose(0, 1).split(layout.lengths, 1) for part in (query, key, value)]
     shared = [part.index_select(0, firsts).transpose(0, 1) for part in (key, value)]
-    mixed, start = [], 0
+    mixed, start, size = [], 0, layout.batch.list_size
     for rows in _lists(layout).tolist():
+        bias = 0.0 if size is None else float(list_bias(torch.tensor(rows), size))
         for row in range(start, start + rows):
             queries = parts[0][row]
             keys, values = (
                 torch.cat([part[row], of[:, start:row], of[:, row + 1 : start + rows]], 1)
                 for part, of in zip(parts[1:], shared, strict=True)
             )
+            mask = None
+            if bias:
+                mask = query.new_full((1, keys.shape[1]), bias)
+                mask[:, : parts[1][row].shape[1]] = 0
+                mask = mask.expand(queries.shape[1], -1)
             attended = functional.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], scale=scale, enable_gqa=gqa
+                queries[None], keys[None], values[None], mask, scale=scale, enable_gqa=gqa
             )
             mixed.append(attended[0].transpose(0, 1))
         start += rows
     return torch.cat(mixed)
+
+
+def _row_bias(layout: RaggedLayout) -> Tensor | None:
+    """Return what is added to the logits of other rows' first tokens, by row, float64 [rows]; None: nothing."""
+    size, rows = layout.batch.list_size, layout.batch.num_rows
+    if size is None:
+        return None
+    lists = _lists(layout)
+    of_lists = list_bias(lists, size)
+    return functional.pad(of_lists, (0, 1)).repeat_interleave(
+        torch.cat([lists, rows - lists.sum(0, keepdim=True)]), output_size=rows
+    )
 
 
 def _of_lists(states: Tensor, layout: RaggedLayout) -> Tensor:

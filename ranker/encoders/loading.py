@@ -18,6 +18,7 @@ from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.gguf_file import parses_once
 from ranker.encoders.lora import ROUNDED, LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.quantized_base import quantize_base
@@ -31,7 +32,7 @@ from ranker.encoders.tiny import (
     tiny_tokenizer,
 )
 from ranker.errors import CheckpointError, ConfigError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ RANDOM: dict[str, tuple[Any, Any]] = {
 }
 
 
+@parses_once
 def load_encoder(
     name: str,
     package: str | None = None,

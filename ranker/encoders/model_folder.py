@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ranker.errors import CheckpointError
-from ranker.files import leads_out
+from ranker.files.folders import leads_out
 
 MAX_BYTES = 20_000_000  # largest size of a JSON file; an index of some thousand weights has less than a million
 # keys of config.json that make libraries convert weights with other packages, or load code from elsewhere

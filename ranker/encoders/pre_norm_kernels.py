@@ -19,9 +19,9 @@ from ranker.encoders.layer import Dropout
 from ranker.encoders.pre_norm_layer import PreNormSettings, PreNormWeights, Rotary
 
 try:
-    from ranker.encoders.kernels import add_norm, gated_gelu, rotation, short_attention
+    from ranker.encoders.kernels import add_norm, gated_activation, rotation, short_attention, short_attention_backward
 except ImportError:  # no Triton
-    add_norm = gated_gelu = rotation = short_attention = None  # type: ignore[assignment]
+    add_norm = gated_activation = rotation = short_attention = short_attention_backward = None  # type: ignore[assignment]
 
 
 class PreNormKernels(NamedTuple):
@@ -29,15 +29,17 @@ class PreNormKernels(NamedTuple):
 
     Args:
         add_norm: See `ranker.encoders.kernels.add_norm`.
-        gated_gelu: See `ranker.encoders.kernels.gated_gelu`.
+        gated_activation: See `ranker.encoders.kernels.gated_activation`.
         rotation: See `ranker.encoders.kernels.rotation`.
         attention: See `ranker.encoders.kernels.short_attention`; None: torch's kernel is used, for long rows.
+        attention_backward: See `ranker.encoders.kernels.short_attention_backward`.
     """
 
     add_norm: Any
-    gated_gelu: Any
+    gated_activation: Any
     rotation: Any
     attention: Any
+    attention_backward: Any
 
 
 def triton_pre_norm_kernels(short: bool) -> PreNormKernels:
@@ -46,7 +48,8 @@ def triton_pre_norm_kernels(short: bool) -> PreNormKernels:
     Args:
         short: Whether attention runs through the kernel for short rows.
     """
-    return PreNormKernels(add_norm, gated_gelu, rotation, short_attention if short else None)
+    attention = (short_attention, short_attention_backward) if short else (None, None)
+    return PreNormKernels(add_norm, gated_activation, rotation, *attention)
 
 
 class Stream(NamedTuple):
@@ -229,7 +232,7 @@ class _ShortAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         qkv, mixed, log_sums = ctx.saved_tensors
-        grad, _ = ctx.kernels.attention.attend_backward(
+        grad, _ = ctx.kernels.attention_backward.attend_backward(
             grad_out, qkv.view(ctx.shape), mixed, log_sums, *ctx.rows, window=ctx.window, bias=False, angles=ctx.angles
         )
         return grad.view(len(grad), -1), *[None] * 5
@@ -242,10 +245,10 @@ class _GatedGelu(torch.autograd.Function):
     def forward(ctx: Any, wide: Tensor, dropout: Dropout, kernels: PreNormKernels) -> Tensor:
         ctx.dropout, ctx.kernels = dropout, kernels
         ctx.save_for_backward(wide)
-        return kernels.gated_gelu.gated_gelu(wide, *dropout)
+        return kernels.gated_activation.gated(wide, "gelu", *dropout)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         (wide,) = ctx.saved_tensors
-        return ctx.kernels.gated_gelu.gated_gelu_backward(grad_out, wide, *ctx.dropout), None, None
+        return ctx.kernels.gated_activation.gated_backward(grad_out, wide, "gelu", *ctx.dropout), None, None

@@ -177,4 +177,5 @@ def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1)
         None if batch.row_ids is None else functional.pad(batch.row_ids, (0, num_rows), value=-1),
         lists=batch.lists,  # padding rows belong to no list
         max_list=batch.max_list,
+        list_size=batch.list_size,
     )

@@ -14,16 +14,17 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ranker.encoders import packing
 from ranker.encoders.adapted_linear import group_siblings
-from ranker.encoders.attention import unpadded_unavailable
+from ranker.encoders.attention import triton_unavailable, unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
 from ranker.encoders.gated_mlp import use_gated_kernel
 from ranker.encoders.grouped_attention import grouped_rows
 from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
-from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
+from ranker.encoders.packed_attention import IMPLEMENTATION, register
+from ranker.encoders.packing import Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.rotary_attention import use_rotary_kernel
 from ranker.encoders.row_groups import NEAR, RowGroup, row_groups, select_rows
 from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.errors import ConfigError
@@ -69,7 +70,7 @@ class TransformersForward:
     """
 
     def __init__(self, model: Any, reads_segments: bool) -> None:
-        packing.register()
+        register()
         self.packing = Packing.of(model)
         self.first_position = 0
         self.unattended_position: int | None = None
@@ -120,7 +121,7 @@ class TransformersForward:
                 raise NotImplementedError("its attention does not go through transformers' attention functions")
 
     def find_dropout(self, model: Any, batch: TokenBatch, packed: bool) -> None:
-        """Replace dropout modules by hashed ones (`Packing.find_dropout`); find adapted layers that can be stacked.
+        """Replace dropout modules by hashed ones (`Packing.find_dropout`); find layers that kernels can compute.
 
         Args:
             model: The model.
@@ -140,6 +141,8 @@ class TransformersForward:
         if packed and has_adapter(model):
             group_siblings(adapted_layers(model), run)
             use_gated_kernel(model)
+        if packed:
+            use_rotary_kernel(model)
 
     def checkpoint_activations(self, model: Any, num_layers: int) -> None:
         """Recompute each layer's activations in the backward pass instead of storing them.
@@ -192,6 +195,7 @@ class TransformersForward:
         dtype = _precision(model, batch.tokens.device)
         unpadded = not unpadded_unavailable(batch.tokens.device, dtype)
         forward = Pass(batch, layout, True, hashes, request.seed or 0, prefixes)
+        forward.kernels = unpadded and not triton_unavailable()
         forward.last_only = not request.all_layers
         forward.stacked = unpadded and has_adapter(model) and refresh_stacked(model, dtype)
         if unpadded and prefixes is None and batch.attended is None and batch.lists is None:

@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.pictures import BLUE, GREY, ORANGE, new_figure, save
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 from ranker.types import Qrels, Run
 
 METHODS = ("temperature", "platt", "isotonic")

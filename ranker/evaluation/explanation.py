@@ -8,7 +8,7 @@ from typing import Any
 
 from ranker.data.collection import Collection
 from ranker.errors import ConfigError, DataError
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 SHOWN = 30  # terms on the screen
 

@@ -16,7 +16,7 @@ import numpy as np
 from ranker.data.ranking import separate_ties
 from ranker.data.trec import write_run
 from ranker.evaluation.metrics import evaluate
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:
     from ranker.data.collection import Collection

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranker.data.ranking import rank_docs
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +32,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
+MARGIN = 0.1  # around a picture, in inches
 OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -45,9 +46,13 @@ STYLE: dict[Any, Any] = {
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write `pictures/NAME.png`; slashes in a set's name become underscores."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     path = folder / "pictures" / f"{name.replace('/', '_')}.png"
+    figure.set_dpi(200)
+    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).padded(MARGIN)
     with write_whole(path, binary=True) as file:
-        figure.savefig(file, dpi=200, bbox_inches="tight", format="png")
+        figure.savefig(file, dpi=200, bbox_inches=box, format="png")  # with "tight", matplotlib would draw twice
     return path
 
 

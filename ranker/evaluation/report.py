@@ -15,7 +15,7 @@ from ranker.data.trec import write_run
 from ranker.evaluation.by_length import Lengths, measures_by_length, print_by_length
 from ranker.evaluation.metrics import Evaluation, evaluate
 from ranker.evaluation.significance import holm, randomisation_test, t_test, wins_losses_ties
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console

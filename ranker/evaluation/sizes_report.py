@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ranker.evaluation import pictures
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

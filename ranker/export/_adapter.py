@@ -18,7 +18,8 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.lora import base_fingerprint, has_adapter
 from ranker.encoders.model_folder import ADAPTER, read_object
 from ranker.errors import CheckpointError
-from ranker.export._modules import write_json, write_tokenizer
+from ranker.export._module_weights import write_tokenizer
+from ranker.export._modules import write_json
 from ranker.export._prompt import write_prompt
 
 TRAINED, BASE = "trained.safetensors", "base.json"

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ranker.encoders.family import family_of
 from ranker.encoders.pruned_heads import KEY, head_rows, removed_heads
 from ranker.errors import CheckpointError
-from ranker.export._modules import read_weights
-from ranker.files import SUMS, write_folder
+from ranker.export._module_weights import read_weights
+from ranker.files.checksums import SUMS
+from ranker.files.folders import write_folder
 
 # names of the number of feed-forward units in the configurations of transformers
 UNITS = ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff", "n_inner")

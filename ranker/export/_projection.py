@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ranker.export._modules import StoredModule, read_dense, write_dense
+from ranker.export._module_weights import read_dense, write_dense
+from ranker.export._modules import StoredModule
 
 
 def dense_layers(projection: nn.Sequential | None) -> Iterator[tuple[nn.Linear, nn.Module]]:

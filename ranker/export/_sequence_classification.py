@@ -29,7 +29,7 @@ from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.native_head import NativeHead, has_native_head
 from ranker.encoders.pruned_heads import removed_heads, with_fewer_heads
 from ranker.errors import CheckpointError
-from ranker.export._modules import linear_of, write_tokenizer
+from ranker.export._module_weights import linear_of, write_tokenizer
 
 SCALE = 2.0**-12  # of the dense layer that `write` puts into a classifier whose model has none
 HEAD_FILE = "head.safetensors"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.activations import GELUActivation
 
@@ -27,21 +27,23 @@ from ranker.encoders.native_head import TOLERANCE, NativeHead, has_native_head
 from ranker.encoders.traits import common_tokens
 from ranker.errors import CheckpointError
 from ranker.export import _sequence_classification as sequence_classification
+from ranker.export._module_weights import (
+    linear_of,
+    read_dense,
+    read_encoder,
+    read_weights,
+    write_dense,
+    write_encoder,
+    write_norm,
+)
 from ranker.export._modules import (
     MODULES,
     SETTINGS,
     StoredModule,
     has_modules,
     is_cross_encoder,
-    linear_of,
-    read_dense,
-    read_encoder,
     read_modules,
-    read_weights,
-    write_dense,
-    write_encoder,
     write_json,
-    write_norm,
 )
 from ranker.export._pooling import pooling_config, read_pooling
 
@@ -189,13 +191,13 @@ def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) ->
     whole: Any = AutoModelForSequenceClassification.from_config(config)
     whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     model = Classifier(encoder, NativeHead(whole, encoder, dropout), dropout=dropout)
-    layers = norm_head(model)
+    layers: Any = norm_head(model)
     if layers is None:
         raise CheckpointError(
             f"{modules[0].folder}: expected a family whose classifier is dense, GELU and norm, such as ModernBERT's, "
             f"got {config.model_type}"
         )
-    bias = output.weight.new_zeros(output.out_features) if output.bias is None else output.bias
+    bias: Tensor = output.weight.new_zeros(output.out_features) if output.bias is None else output.bias
     if layers[1].bias is None and "norm.bias" in norm:
         bias = bias + output.weight @ norm["norm.bias"]
     stored = (dense.weight, dense.bias), (norm["norm.weight"], norm.get("norm.bias")), (output.weight, bias)

@@ -22,7 +22,8 @@ from ranker.encoders.model_folder import ADAPTER, read_object
 from ranker.encoders.native_head import has_native_head, padding_token_id
 from ranker.encoders.word_head import WordHead, one_layer
 from ranker.errors import CheckpointError
-from ranker.export._modules import linear_of, write_json, write_tokenizer
+from ranker.export._module_weights import linear_of, write_tokenizer
+from ranker.export._modules import write_json
 from ranker.export._prompt import read_prompt, write_prompt
 from ranker.export._sequence_classification import describe, is_classifier
 

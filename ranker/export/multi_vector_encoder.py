@@ -7,16 +7,8 @@ from pathlib import Path
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
-from ranker.export._modules import (
-    SETTINGS,
-    has_modules,
-    is_multi_vector,
-    read_encoder,
-    read_modules,
-    write_encoder,
-    write_json,
-    write_modules,
-)
+from ranker.export._module_weights import read_encoder, write_encoder
+from ranker.export._modules import SETTINGS, has_modules, is_multi_vector, read_modules, write_json, write_modules
 from ranker.export._multi_vector import MultiVectorModel
 from ranker.export._projection import read_projection, write_projection
 

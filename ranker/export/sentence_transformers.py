@@ -14,6 +14,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
+from ranker.export._module_weights import read_encoder, write_encoder
 from ranker.export._modules import (
     SETTINGS,
     StoredModule,
@@ -21,11 +22,10 @@ from ranker.export._modules import (
     is_cross_encoder,
     is_multi_vector,
     is_sparse,
-    read_encoder,
     read_modules,
-    write_encoder,
     write_json,
     write_modules,
+    write_router,
 )
 from ranker.export._pooling import pooling_config, read_pooling
 from ranker.export._projection import dense_layers, read_projection, write_projection
@@ -107,12 +107,7 @@ def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tok
         routes = {}
         for route, side in (("query", model.query), ("document", model.doc)):
             routes[route] = _write_side(folder, f"{route}_", model, side, max_tokens, lengths)
-        router = {
-            "types": {path: name for side in routes.values() for path, name in side},
-            "structure": {route: [path for path, _ in side] for route, side in routes.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True},
-        }
-        write_json(folder / "router_config.json", router)
+        write_router(folder, routes)
         modules = [("", "sentence_transformers.models.Router")]
     if model.similarity == "cosine":
         modules.append((f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize"))

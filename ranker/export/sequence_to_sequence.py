@@ -18,7 +18,8 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
-from ranker.export._modules import write_json, write_tokenizer
+from ranker.export._module_weights import write_tokenizer
+from ranker.export._modules import write_json
 from ranker.export._prompt import read_prompt, write_prompt
 
 SCORER = "ranker.models.mono_t5.MonoT5"

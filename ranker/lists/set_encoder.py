@@ -37,6 +37,10 @@ class SetEncoder(MonoBERT):
     rows. Scores do not depend on the order of the docs, because attention does not depend on the order of the other
     rows. With a list of one doc, the model computes the same as monoBERT.
 
+    The paper's attention is that of `list_size=None`. In a list with more docs than the training's groups, it gives the
+    other rows more weight than in training. `list_size` corrects this: the logits of :math:`k_{j,1}` get
+    :math:`\log((L - 1) / (n - 1))` in a list of n docs, where L is `list_size`.
+
     Args:
         encoder: An encoder with bidirectional attention that runs without padding (its `path` is one of `PATHS`).
         head: As in `MonoBERT`.
@@ -46,6 +50,7 @@ class SetEncoder(MonoBERT):
         window: At inference: largest number of docs that are read together, see `ListWindows`; None: the whole list.
         stride: At inference: number of docs between the starts of two windows.
         merge: At inference: `mean` or `sliding`, see `ListWindows`.
+        list_size: L, the number of docs of a training group; None: no correction.
 
     Raises:
         ConfigError: An option has an unknown value, or the encoder's attention can't read other rows.
@@ -67,9 +72,12 @@ class SetEncoder(MonoBERT):
         window: int | None = None,
         stride: int | None = None,
         merge: str = "mean",
+        list_size: int | None = None,
     ) -> None:
         super().__init__(encoder, head, pooling, pooler, num_labels)
-        self.lists = ListWindows(window, stride, merge)
+        if list_size is not None and list_size < 1:
+            raise ConfigError(f"model.list_size: expected at least 1 or null, got {list_size}")
+        self.lists, self.list_size = ListWindows(window, stride, merge), list_size
         _check(encoder)
 
     def forward(self, batch: RankBatch) -> Tensor:
@@ -77,9 +85,13 @@ class SetEncoder(MonoBERT):
         assert batch.pairs is not None
         docs = batch.doc_mask.shape[1]
         if self.training or self.lists.are_whole(docs):
-            rows = replace(batch.pairs, lists=batch.doc_mask.sum(1), max_list=docs)
-            return super().forward(replace(batch, pairs=rows))
+            return self._whole(batch, batch.pairs, batch.doc_mask.sum(1))
         return self._by_windows(batch, batch.pairs)
+
+    def _whole(self, batch: RankBatch, pairs: TokenBatch, lists: Tensor) -> Tensor:
+        """Score lists with the given numbers of docs, each as a whole."""
+        rows = replace(pairs, lists=lists, max_list=batch.doc_mask.shape[1], list_size=self.list_size)
+        return super().forward(replace(batch, pairs=rows))
 
     def _by_windows(self, batch: RankBatch, pairs: TokenBatch) -> Tensor:
         """Score lists if some are longer than a window. The host waits for the scores of each window."""
@@ -93,9 +105,8 @@ class SetEncoder(MonoBERT):
             chosen = lengths.index_select(0, rows)
             taken, _ = select_rows(pairs, RowGroup(rows, chosen, int(chosen.max()), False))
             mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-            pairs_taken = replace(taken, lists=torch.tensor(sizes, device=rows.device), max_list=max(sizes))
-            part = replace(batch, doc_mask=mask.to(rows.device), pairs=pairs_taken)
-            values = MonoBERT.forward(self, part).detach().cpu().double()
+            part = replace(batch, doc_mask=mask.to(rows.device))
+            values = self._whole(part, taken, torch.tensor(sizes, device=rows.device)).detach().cpu().double()
             return [row[:size].numpy() for row, size in zip(values, sizes, strict=True)]
 
         scores = torch.from_numpy(np.concatenate(score_lists(counts, self.lists, score)))
@@ -107,15 +118,17 @@ class SetEncoder(MonoBERT):
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the folder of `MonoBERT.save`, and add the options for inference to it."""
+        """Write the folder of `MonoBERT.save`, and add the options of lists to it."""
         super().save(folder, max_tokens)
-        write_options(folder, asdict(self.lists))
+        write_options(folder, {**asdict(self.lists), "list_size": self.list_size})
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
         """Load a folder that `save` wrote, or the folder of a cross-encoder as the start of a Set-Encoder."""
         scorer = super().load(folder, execution)
-        scorer.lists = ListWindows(**read_options(Path(folder)))
+        options = read_options(Path(folder))
+        scorer.list_size = options.pop("list_size", None)
+        scorer.lists = ListWindows(**options)
         return scorer
 
 

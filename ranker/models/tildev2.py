@@ -14,7 +14,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout
 from ranker.encoders.loading import load_encoder
-from ranker.export._modules import write_tokenizer
+from ranker.export._module_weights import write_tokenizer
 from ranker.interactions.maxsim import TextVectors, full_precision
 from ranker.models._terms import TermScorer, counted_tokens, row_of_each_token, token_counts
 from ranker.types import TokenBatch

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ranker.errors import DataError
-from ranker.files import MAKE_ROOM, room_for
+from ranker.files.space import MAKE_ROOM, room_for
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from ranker.probing.examples import PairSample
 
 
 class CollectionStatistics:
@@ -27,3 +29,17 @@ class CollectionStatistics:
             num_docs, total = num_docs + 1, total + len(words)
             counts.update(wanted.intersection(words))
         return cls(num_docs, total / num_docs if num_docs else 0.0, counts)
+
+
+def queries_and_statistics(
+    sample: PairSample, words_of: Callable[[str], list[str]]
+) -> tuple[dict[str, list[str]], CollectionStatistics]:
+    """Return the words of each query of a sample, and the statistics of these words over the sample's collection.
+
+    Args:
+        sample: The sample.
+        words_of: Divides a text into words.
+    """
+    queries = {query_id: words_of(sample.collection.queries[query_id]) for query_id, _ in sample.pairs}
+    wanted = {word for words in queries.values() for word in words}
+    return queries, CollectionStatistics.of((words_of(doc.full_text) for doc in sample.collection.docs), wanted)

@@ -15,7 +15,8 @@ from filelock import FileLock
 
 from ranker.data.collection import Collection
 from ranker.errors import DataError
-from ranker.files import REBUILD, verify_folder, write_folder
+from ranker.files.checksums import REBUILD, verify_folder
+from ranker.files.folders import write_folder
 from ranker.probing.batches import targets_of_pairs
 from ranker.probing.binning import Bins, fit_bins
 from ranker.probing.controls import type_of

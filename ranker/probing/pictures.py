@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 from ranker.probing.results import Results
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 from ranker.probing import pictures
 from ranker.probing.results import Results
 from ranker.probing.summary import Comparison, TaskSummary, compare, selectivity, summarise

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ranker.errors import DataError
-from ranker.files import verify_folder, write_sums, write_whole
+from ranker.files.checksums import verify_folder, write_sums
+from ranker.files.writing import write_whole
 from ranker.probing.code_length import CodeLength
 from ranker.probing.controls import MAIN
 

@@ -22,7 +22,8 @@ import torch
 from filelock import FileLock
 
 from ranker.errors import ConfigError, DataError
-from ranker.files import checksum, room_for, verify
+from ranker.files.checksums import checksum, verify
+from ranker.files.space import room_for
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_readers import TensorStates
 from ranker.probing.state_writer import STATES, StateRequest, StateWriter, file_size, file_sizes

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ranker.errors import DataError
-from ranker.files import reserve
+from ranker.files.space import reserve
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_readers import SCALES, quantised
 from ranker.probing.subject import Subject

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ranker.data.template import Template
-from ranker.data.token_writer import tokenizer_fingerprint
+from ranker.data.text_encoder import tokenizer_fingerprint
 from ranker.encoders.encoder import Encoder
 from ranker.errors import CheckpointError
 from ranker.models.interface import is_bi_encoder

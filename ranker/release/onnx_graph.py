@@ -18,14 +18,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.encoders import text_model
 from ranker.errors import ConfigError
-from ranker.export._modules import (
-    StoredModule,
-    has_modules,
-    is_multi_vector,
-    read_dense,
-    read_modules,
-    read_weights,
-)
+from ranker.export._module_weights import read_dense, read_weights
+from ranker.export._modules import StoredModule, has_modules, is_multi_vector, read_modules
 from ranker.export._pooling import read_pooling
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 from ranker.reports.charts import Chart
 from ranker.reports.content import Limits, SetContent, fitted
 

@@ -21,10 +21,10 @@ from scipy import sparse
 from ranker.data.collate import Collator
 from ranker.data.ragged import ranges
 from ranker.data.step_plan import fill
+from ranker.data.text_encoder import tokenizer_fingerprint
 from ranker.data.token_store import TokenStore
-from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import DataError
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.interactions.maxsim import TextVectors
 from ranker.models.interface import BiEncoder, Scorer, is_bi_encoder, scoring_options
 from ranker.retrieval.impact_store import write_impacts

@@ -19,8 +19,9 @@ from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.plaid import Plaid
 from ranker.retrieval.indexes.sparse import Sparse
-from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine
+from ranker.retrieval.search import BM25Engine, Engine
 from ranker.retrieval.sparse_search import SparseEngine
+from ranker.retrieval.vector_engine import LateOptions, VectorEngine
 from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)

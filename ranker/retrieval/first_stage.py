@@ -17,7 +17,9 @@ from filelock import FileLock
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.query_docs import has_own_id
 from ranker.errors import DataError
-from ranker.files import remove_partial, write_whole, zip_fault
+from ranker.files.checksums import zip_fault
+from ranker.files.folders import remove_partial
+from ranker.files.writing import write_whole
 from ranker.processes import available_cores
 from ranker.retrieval.bm25 import BM25, warn_of_no_words
 from ranker.retrieval.words import Words

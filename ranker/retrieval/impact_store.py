@@ -21,7 +21,7 @@ import numpy as np
 from scipy import sparse
 
 from ranker.errors import DataError
-from ranker.files import REBUILD
+from ranker.files.checksums import REBUILD
 from ranker.retrieval.vector_store import Description, complete_shards, read_description
 
 

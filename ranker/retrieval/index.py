@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ranker.errors import CheckpointError, ConfigError, DataError
-from ranker.files import checksum, verify, write_whole
+from ranker.files.checksums import checksum, verify
+from ranker.files.writing import write_whole
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 

@@ -11,7 +11,8 @@ from filelock import FileLock
 
 from ranker.data.ragged import ranges
 from ranker.errors import DataError
-from ranker.files import REBUILD, verify_folder, write_folder
+from ranker.files.checksums import REBUILD, verify_folder
+from ranker.files.folders import write_folder
 
 if TYPE_CHECKING:  # the first stages use the class without torch, which a store imports
     from ranker.retrieval.impact_store import ImpactStore

@@ -26,7 +26,7 @@ from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.pipeline import EncodeOptions, encode_sets, mine_set
-from ranker.retrieval.search import LateOptions
+from ranker.retrieval.vector_engine import LateOptions
 from ranker.types import Run, TrainStep
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,9 @@ from filelock import FileLock
 from ranker.data.ragged import ranges
 from ranker.data.token_writer import map_array
 from ranker.errors import CheckpointError, DataError
-from ranker.files import REBUILD, THREADS, reserve, verify_folder, write_whole
+from ranker.files.checksums import REBUILD, THREADS, verify_folder
+from ranker.files.space import reserve
+from ranker.files.writing import write_whole
 from ranker.interactions.maxsim import TextVectors
 from ranker.run_folder import check_unused
 

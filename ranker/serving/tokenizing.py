@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 
-from ranker.data.token_writer import Encoded, TextEncoder
+from ranker.data.text_encoder import Encoded, TextEncoder
 from ranker.data.word_cache import WordCache
 from ranker.processes import available_cores
 

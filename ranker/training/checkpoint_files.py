@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from ranker.errors import CheckpointError, DataError
-from ranker.files import beside, write_whole, zip_fault
+from ranker.files.checksums import zip_fault
+from ranker.files.writing import beside, write_whole
 from ranker.training.checkpoint_shards import SHARDS, fault_of_parts, joined, other_parts, part_of
 
 log = logging.getLogger(__name__)
@@ -138,13 +140,24 @@ def fault(path: Path) -> str | None:
     """
     others = other_parts(path)
     damage = next((found for part in (path, *others) if (found := zip_fault(part)) is not None), None)
-    if damage is not None or not path.is_file():
+    if damage is not None or not path.is_file() or (not others and not _names_shards(path)):
         return damage
     try:
         first = _load(path, "cpu", mmap=True)
         return fault_of_parts(first, [_load(part, "cpu", mmap=True) for part in others]) if SHARDS in first else None
     except CheckpointError:  # the caller reads the file next, and then reports that it is no checkpoint
         return None
+
+
+def _names_shards(path: Path) -> bool:
+    """Whether the pickled values of a checkpoint contain the key of a part, without unpickling them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(
+                SHARDS.encode() in archive.read(name) for name in archive.namelist() if name.endswith("data.pkl")
+            )
+    except (OSError, zipfile.BadZipFile):  # removed meanwhile; the caller reads the file next, and then says so
+        return False
 
 
 def to_resume_from(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ranker.errors import CheckpointError, NonFinite
-from ranker.files import verify_folder, write_sums
+from ranker.files.checksums import verify_folder, write_sums
 from ranker.training.run_writer import write_json
 from ranker.types import Movable, TrainStep
 

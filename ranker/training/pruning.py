@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from ranker.errors import ConfigError
-from ranker.files import room_for
+from ranker.files.space import room_for
 
 log = logging.getLogger(__name__)
 

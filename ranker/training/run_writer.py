@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 PACKAGES = (
     "ranker",

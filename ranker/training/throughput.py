@@ -13,7 +13,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from ranker.encoders.encoder import Encoder, TokenCounts
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.model_runner import TokenCounts
 from ranker.training.flops import LinearWeights, linear_weights, matmul_flops, near_pairs, transformers_flops
 from ranker.types import TrainStep
 

@@ -1,13 +1,12 @@
 """Follow docs/add_a_model.md in a copy of the project: its three files are all that a new model needs."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.assets.forked import in_copy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/add_a_model.md").read_text(encoding="utf-8")
@@ -31,18 +30,6 @@ def project(tmp_path_factory):
     return folder
 
 
-def pytest_in(folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, done.stdout[-5000:] + done.stderr[-2000:]
-
-
 def test_the_page_has_one_module_one_yaml_and_one_test():
     assert [Path(name).suffix for name in FILES] == [".py", ".yaml", ".py"]
     assert len(next(iter(FILES.values())).splitlines()) <= 60
@@ -52,8 +39,8 @@ def test_the_example_passes_its_test_the_contract_and_the_house_rules(project):
     stem = next(Path(name).stem for name in FILES)
     own_test = next(name for name in FILES if name.startswith("tests/"))
     tests = [own_test, "tests/contract/test_models.py", "tests/house/test_house.py"]
-    code, output = pytest_in(project, "-vv", "-k", stem, *tests)
-    assert code == 0, output
+    options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-vv", "-k", stem]
+    output = in_copy(project, lambda: pytest.main([*options, *tests]))
     for check in (
         "value_by_hand",
         "any_batch",

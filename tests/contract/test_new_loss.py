@@ -1,12 +1,12 @@
 """A new loss needs one file and one yaml: `focal` of docs/add_a_loss.md trains a step in a copy with them."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.assets.forked import in_copy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,18 +25,17 @@ def test_a_loss_of_two_files_trains_on_relevant_docs_alone(tmp_path, small_files
     for path, content in files.items():
         (tmp_path / "copy" / path).write_text(content, encoding="utf-8")
     command = [
-        *(sys.executable, "-m", "ranker", "train", "loss=focal", "loss.gamma=1.5", "batch.docs=1", "batch.positives=1"),
+        *("train.py", "loss=focal", "loss.gamma=1.5", "batch.docs=1", "batch.positives=1"),
         *("data=files", f"data.path={small_files}", "encoder=tiny", "trainer.accelerator=cpu", "trainer.max_steps=1"),
         *("logger=none", f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"),
     ]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path / "copy",
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "copy")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+
+    def train() -> None:
+        from ranker.cli.main import run
+
+        sys.argv = command
+        run("train")
+
+    in_copy(tmp_path / "copy", train)
     result = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
     assert result["steps"] == 1, result

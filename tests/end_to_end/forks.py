@@ -9,8 +9,11 @@ as `python SCRIPT` or `python -m MODULE` are also forked.
 import atexit
 import contextlib
 import fcntl
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import select
@@ -32,6 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # modules that a training imports late; the forking process imports them before the first fork
 LATE = (
+    "ranker.cli.main",
     "ranker.commands.train",
     "ranker.commands.evaluate",
     "ranker.commands.search",
@@ -44,10 +48,19 @@ LATE = (
     "scipy.stats",
     "lightning.pytorch.loggers",
     "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "PIL.PngImagePlugin",
     "jinja2",
     "pandas",
     "torch._dynamo",
     "ranker.probing.examples",
+    "ranker.losses.lce",
+    "ranker.training.schedules",
+    "rich._emoji_codes",
+    "hydra.experimental",
+    "hydra_plugins.ranker_sweeps",
+    "torch.utils.serialization",
+    "pytrec_eval",
 )
 # This program replaces `python`. It asks the forking process for a child with the same arguments, folder, environment
 # and open files, and exits like this child.
@@ -362,6 +375,30 @@ def run(command: dict, stand_ins: StandIns) -> dict:
     return {"codes": codes, "out": text.decode(errors="replace"), "seconds": time.monotonic() - started, "hung": hung}
 
 
+def fill_caches() -> None:
+    """Compute what each run would compute first: Hydra's list of plugins, parsers' tables, fonts, transformers' rules.
+
+    These values depend on the installed packages alone.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.plugins import Plugins
+    from omegaconf import OmegaConf
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from ranker.encoders import families
+    from ranker.evaluation import pictures
+
+    for module in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
+        importlib.import_module(module.name)
+    Plugins.instance()
+    OverridesParser.create().parse_overrides(["a.b=1e-3", "+c=[d,'e']", "f@g.h={i: 2}", "~j", "k=l,m"])
+    OmegaConf.to_container(OmegaConf.create({"a": "${b}/${oc.env:HOME}", "b": "x"}), resolve=True)
+    get_checkpoint_conversion_mapping("bert")
+    with tempfile.TemporaryDirectory() as folder:
+        figure, _ = pictures.new_figure(2, 2)
+        pictures.save(figure, Path(folder), "empty")
+
+
 def main() -> None:
     """Answer commands until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
@@ -371,6 +408,8 @@ def main() -> None:
     for name in (*LATE, *sys.argv[1:]):
         with contextlib.suppress(ImportError):
             __import__(name)
+    fill_caches()
+    gc.freeze()
     stand_ins = StandIns()
     for line in sys.stdin:
         answers.write(json.dumps(run(json.loads(line), stand_ins)) + "\n")

@@ -11,7 +11,7 @@ import torch
 from transformers import BertModel
 
 from ranker.data.memory_store import MemoryStore
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.pretraining.objectives.body_first import BodyFirst

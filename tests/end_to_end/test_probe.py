@@ -4,11 +4,12 @@ import csv
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import re
+import runpy
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -121,23 +122,30 @@ def kept_blocks(path: Path) -> dict[str, str]:
             return {}
 
 
+def start_probing(place: Path) -> None:
+    """Do in a forked process what `python probe.py` does."""
+    os.setsid()
+    os.chdir(place)
+    with Path(os.devnull).open("w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    sys.argv = [str(ROOT / "probe.py"), *arguments(place)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 @pytest.fixture(scope="module")
 def finished(place: Path, forks) -> Path:
     """Folder of a run of all tasks, after the same command was killed in the middle of its trainings."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(ROOT / "probe.py"), *arguments(place)],
-        cwd=place,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = multiprocessing.get_context("fork").Process(target=start_probing, args=(place,))
+    process.start()
     blocks = place / ".cache/probe_blocks.sqlite"
     deadline = time.monotonic() + 300
-    while len(kept_blocks(blocks)) < BEFORE_THE_KILL and process.poll() is None and time.monotonic() < deadline:
+    while len(kept_blocks(blocks)) < BEFORE_THE_KILL and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was still running"
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "it was still running"
     assert not list(place.glob("outputs/*/*/probe_results.csv"))
     before = kept_blocks(blocks)
     done = forks.run("probe.py", *arguments(place), "logger=wandb", "name=again", cwd=place)

@@ -11,7 +11,7 @@ import torch
 from commands import by_start, run_folder
 from safetensors.torch import load_file
 
-from ranker.files import write_sums
+from ranker.files.checksums import write_sums
 from ranker.training.checkpoint_files import fault
 
 CHOICES = [

@@ -292,7 +292,7 @@ def test_a_multi_vector_encoder_loads_as_colbert_with_the_same_scores(tmp_path, 
     {"attend_to_expansion": True}, {"query_prompt": "[Q]", "doc_prompt": "[D]"}, {"similarity": "dot"},
 ])  # fmt: skip
 def test_what_colbert_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, bert, options):
-    from ranker.export._modules import read_encoder
+    from ranker.export._module_weights import read_encoder
 
     scorer = ColBERT(read_encoder(bert, DEFAULT)[0], **{"projection": 12, **options})
     query, doc = scorer.layouts()

@@ -31,7 +31,7 @@ from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError, RankerError
 from ranker.evaluation.scoring import Devices, score_collection
-from ranker.files import write_sums
+from ranker.files.checksums import write_sums
 from ranker.models.colbert import ColBERT
 from ranker.models.monobert import MonoBERT
 from ranker.probing.blocks import BlockStore

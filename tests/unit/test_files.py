@@ -9,9 +9,12 @@ import zlib
 
 import pytest
 
-from ranker import files
 from ranker.errors import CheckpointError, DataError
-from ranker.files import SUMS, checksum, verify, verify_folder, write_folder, write_sums, write_whole, zip_fault
+from ranker.files import checksums
+from ranker.files.__main__ import main
+from ranker.files.checksums import SUMS, checksum, verify, verify_folder, write_sums, zip_fault
+from ranker.files.folders import write_folder
+from ranker.files.writing import write_whole
 
 
 def names(folder):
@@ -35,10 +38,10 @@ def test_two_processes_do_not_share_a_temporary_name(tmp_path):
     with write_whole(path) as file:
         file.write("of the first")
         code = (
-            "from ranker.files import write_whole\n"
+            "from ranker.files.writing import write_whole\n"
             f"with write_whole({str(path)!r}) as file: file.write('of the second')"
         )
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=files.__file__.rsplit("/", 2)[0])
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=checksums.__file__.rsplit("/", 3)[0])
         assert path.read_text() == "of the second"
     assert path.read_text() == "of the first" and names(tmp_path) == ["a.txt"]
 
@@ -65,7 +68,7 @@ def test_a_folder_appears_with_its_checksums_and_what_a_kill_left_goes(tmp_path)
 
 
 def test_a_large_file_has_the_checksum_of_its_pieces(tmp_path):
-    content = os.urandom(3 * files.CHUNK + 17)
+    content = os.urandom(3 * checksums.CHUNK + 17)
     (tmp_path / "a").write_bytes(content)
     assert checksum(tmp_path / "a") == {"bytes": len(content), "crc32": zlib.crc32(content)}
 
@@ -80,7 +83,7 @@ def folder(tmp_path):
 
 def test_a_file_is_read_once_in_a_process_and_again_when_it_changes(folder, monkeypatch):
     read = []
-    monkeypatch.setattr(files, "checksum", lambda path: read.append(path.name) or checksum(path))
+    monkeypatch.setattr(checksums, "checksum", lambda path: read.append(path.name) or checksum(path))
     verify_folder(folder)
     verify_folder(folder)
     assert sorted(read) == ["a.bin", "b.bin"]
@@ -109,11 +112,11 @@ def test_a_change_on_purpose_is_accepted_by_a_command(folder, capsys):
     (folder / "b.bin").unlink()
     with pytest.raises(CheckpointError, match=f"run python -m ranker.files {folder} to accept it"):
         verify_folder(folder, error=CheckpointError)
-    assert files.main([str(folder)]) == 0
+    assert main([str(folder)]) == 0
     assert "accepted 1 files as they are" in capsys.readouterr().out
     verify_folder(folder)
     assert list(json.loads((folder / SUMS).read_text())) == ["a.bin"]
-    assert files.main([str(folder / "nowhere")]) == 1
+    assert main([str(folder / "nowhere")]) == 1
     assert "error: " in capsys.readouterr().err
 
 

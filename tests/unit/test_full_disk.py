@@ -13,7 +13,7 @@ import torch
 
 from ranker.cli import entry
 from ranker.errors import CheckpointError, DataError
-from ranker.files import no_room, reserve
+from ranker.files.space import no_room, reserve
 from ranker.probing import pictures
 from ranker.probing.blocks import BlockStore
 from ranker.training.checkpoint_files import WholeFiles, fault, read_checkpoint

@@ -16,7 +16,7 @@ import huggingface_hub
 import pytest
 
 from ranker import network
-from ranker.data import ir_datasets_reader as irds
+from ranker.data import ir_datasets_access as irds
 from ranker.encoders import loading
 from ranker.errors import ConfigError, DataError, RankerError
 from ranker.network import unreachable

@@ -175,7 +175,8 @@ def test_a_model_folder_s_files_stay_inside(tmp_path, path):
 
 
 def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
-    from ranker.export._modules import StoredModule, read_dense
+    from ranker.export._module_weights import read_dense
+    from ranker.export._modules import StoredModule
 
     class Evil:
         def __reduce__(self):

@@ -19,7 +19,7 @@ class EncodeConfig:
 
 @dataclass
 class LateConfig:
-    """Search for docs with several vectors each; see LateOptions in ranker/retrieval/search.py."""
+    """Search for docs with several vectors each; see LateOptions in ranker/retrieval/vector_engine.py."""
 
     token_depth: int = 256
     candidates: int = 1000

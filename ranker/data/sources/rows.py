@@ -20,7 +20,8 @@ from ranker.data.row_paths import find_files
 from ranker.data.splits import check_disjoint
 from ranker.data.text_table import TableDocs, TextTable
 from ranker.errors import ConfigError, DataError
-from ranker.files import verify_folder, write_folder
+from ranker.files.checksums import verify_folder
+from ranker.files.folders import write_folder
 from ranker.hashing import mix
 
 log = logging.getLogger(__name__)

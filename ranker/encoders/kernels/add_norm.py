@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
-from ranker.encoders.kernels.hashed import kept
+from ranker.encoders.kernels.hashed import dropout_constants, kept
 from ranker.encoders.kernels.sums import column_sums
 
 # launch settings for states of up to 1,024 values, measured on an H200, see docs/performance.md
@@ -88,12 +87,7 @@ def _settings(gain: Tensor, hashes: Tensor | None, rate: float, epsilon: float, 
         "EPSILON": epsilon,
         "DIM": len(gain),
         "WIDTH": width,
-        "DROP": hashes is not None,
-        "THRESHOLD": threshold(rate),
-        "SCALE": 1 / (1 - rate),
-        "COLUMN": COLUMN % 2**32,
-        "FIRST": FIRST % 2**32,
-        "SECOND": SECOND % 2**32,
+        **dropout_constants(hashes, rate),
         "num_warps": warps * max(width // 1024, 1),
     }
 

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
-from ranker.encoders.kernels.hashed import PROGRAMS, kept
+from ranker.encoders.kernels.hashed import PROGRAMS, dropout_constants, kept
 from ranker.encoders.kernels.sums import column_sums
 
 # launch settings for states of up to 1,024 values, measured on an H200, see docs/performance.md
@@ -117,15 +116,10 @@ def _settings(
     width = triton.next_power_of_2(len(gain))
     return {
         "OFFSET": offset,
-        "THRESHOLD": threshold(rate),
-        "SCALE": 1 / (1 - rate),
         "EPSILON": epsilon,
         "DIM": len(gain),
         "WIDTH": width,
-        "DROP": hashes is not None,
-        "COLUMN": COLUMN % 2**32,
-        "FIRST": FIRST % 2**32,
-        "SECOND": SECOND % 2**32,
+        **dropout_constants(hashes, rate),
         "WORDS_ONLY": words_only,
         **launch,
         "num_warps": launch["num_warps"] * max(width // 1024, 1),

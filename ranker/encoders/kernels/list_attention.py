@@ -8,6 +8,7 @@ first token; the contributions are summed in a fixed order.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.encoders.kernels.blocks import BLOCK
-from ranker.encoders.kernels.short_attention import LOG2E, attend, attend_backward
+from ranker.encoders.kernels.short_attention import LOG2E, attend
+from ranker.encoders.kernels.short_attention_backward import attend_backward
 from ranker.encoders.kernels.sums import column_sums
 
 KEYS = 32  # number of first tokens that a Triton program reads at a time
@@ -33,21 +35,24 @@ class ListTensors(NamedTuple):
         token_rows: Row of each token, int32 [tokens].
         key_blocks: Blocks of up to `KEYS` rows of one list, int32 [blocks, 2]: the index of the list's first row (-1:
             the block is unused), and how many rows of the list come before the block.
+        biases: For each row, what is added to the logits of other rows' first tokens, in base 2, float32 [rows].
     """
 
     first_rows: Tensor
     end_rows: Tensor
     token_rows: Tensor
     key_blocks: Tensor
+    biases: Tensor
 
 
-def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> ListTensors:
+def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor, list_bias: Tensor | None = None) -> ListTensors:
     """Return the rows of each list, computed on the device. Rows after the last list form lists of one row each.
 
     Args:
         lists: Number of rows of each list, int64 [lists].
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         token_rows: Row of each token, int64 [tokens].
+        list_bias: What is added to the logits of other rows' first tokens, by list, [lists]; None: nothing.
     """
     rows = torch.arange(len(cu_seqlens) - 1, device=lists.device)
     ends = lists.cumsum(0)
@@ -62,7 +67,10 @@ def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> ListT
     before = (block_ends - (lists + KEYS - 1) // KEYS)[of_block]
     starts = torch.where(used, (ends - lists)[of_block], -1)
     key_blocks = torch.stack([starts, (numbers - before) * KEYS], 1)
-    return ListTensors(first.int(), end.int(), token_rows.int(), key_blocks.int())
+    of_rows = torch.zeros(len(rows), device=lists.device)
+    if list_bias is not None:
+        of_rows = torch.where(inside, list_bias[owners] / math.log(2), 0.0).float()
+    return ListTensors(first.int(), end.int(), token_rows.int(), key_blocks.int(), of_rows)
 
 
 @triton.jit
@@ -75,14 +83,15 @@ def _first_keys(qkv, cu_seqlens, rows, is_row, head, kind, HEADS: tl.constexpr, 
 
 @triton.jit
 def _others(
-    qkv, out, sums, cu_seqlens, blocks, first_rows, end_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr,
+    qkv, out, sums, cu_seqlens, blocks, first_rows, end_rows, biases, num_tokens, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Add the first tokens of the other rows to `out` and `sums`, for a block of queries and one head."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
     if row >= 0:
         first, end = tl.load(first_rows + row), tl.load(end_rows + row)
         if end > first + 1:
+            bias = tl.load(biases + row)
             start = tl.load(cu_seqlens + row).to(tl.int64)
             length = tl.load(cu_seqlens + row + 1) - start
             i = tl.load(blocks + tl.program_id(0) // HEADS * 2 + 1) + tl.arange(0, SIZE)
@@ -99,7 +108,7 @@ def _others(
                 is_other = (j < end) & (j != row)
                 key = _first_keys(qkv, cu_seqlens, j, is_other, head, 1, HEADS, DIM)
                 value = _first_keys(qkv, cu_seqlens, j, is_other, head, 2, HEADS, DIM)
-                logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
+                logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E) + bias
                 logits = tl.where(is_other[None, :], logits, float("-inf"))
                 new_max = tl.maximum(running_max, tl.max(logits, 1))
                 weights = tl.exp2(logits - new_max[:, None])
@@ -113,8 +122,8 @@ def _others(
 
 @triton.jit
 def _queries_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, blocks, first_rows, end_rows, num_tokens,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SUMS: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, blocks, first_rows, end_rows, biases,
+    num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SUMS: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
     """Add the part of the other rows' first tokens to the gradients of a block of queries and one head.
@@ -129,6 +138,7 @@ def _queries_backward(
     if row >= 0:
         first, end = tl.load(first_rows + row), tl.load(end_rows + row)
         if end > first + 1:
+            bias = tl.load(biases + row)
             start = tl.load(cu_seqlens + row).to(tl.int64)
             length = tl.load(cu_seqlens + row + 1) - start
             i = tl.load(blocks + number * 2 + 1) + tl.arange(0, SIZE)
@@ -148,7 +158,7 @@ def _queries_backward(
                 is_other = (j < end) & (j != row)
                 key = _first_keys(qkv, cu_seqlens, j, is_other, head, 1, HEADS, DIM)
                 value = _first_keys(qkv, cu_seqlens, j, is_other, head, 2, HEADS, DIM)
-                logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
+                logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E) + bias
                 weights = tl.exp2(tl.where(is_other[None, :], logits, float("-inf")) - log_sum[:, None])
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
                 grad_query += tl.dot(slope, key)
@@ -162,7 +172,8 @@ def _queries_backward(
 
 @triton.jit
 def _keys_backward(
-    grad_out, qkv, sums, means, partial, cu_seqlens, key_blocks, end_rows, token_rows, num_rows, num_tokens,
+    grad_out, qkv, sums, means, partial, cu_seqlens, key_blocks, end_rows, token_rows, biases, num_rows,
+    num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -174,7 +185,7 @@ def _keys_backward(
     split = tl.program_id(1)
     first = tl.load(key_blocks + number * 2)
     if first >= 0:
-        end = tl.load(end_rows + first)
+        end, bias = tl.load(end_rows + first), tl.load(biases + first)
         j = first + tl.load(key_blocks + number * 2 + 1) + tl.arange(0, KEYS)
         is_row, dims = j < end, tl.arange(0, DIM)
         key = _first_keys(qkv, cu_seqlens, j, is_row, head, 1, HEADS, DIM)
@@ -194,7 +205,7 @@ def _keys_backward(
             mean = tl.load(means + totals, mask=is_token, other=0.0)
             row = tl.load(token_rows + i, mask=is_token, other=-1)
             reads = is_row[:, None] & is_token[None, :] & (j[:, None] != row[None, :])
-            logits = tl.dot(key, tl.trans(query)) * (SCALE * LOG2E)
+            logits = tl.dot(key, tl.trans(query)) * (SCALE * LOG2E) + bias
             weights = tl.exp2(tl.where(reads, logits, float("-inf")) - log_sum[None, :])
             grad_value += tl.dot(weights.to(value.dtype), upstream)
             slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
@@ -235,8 +246,8 @@ def attend_lists(
     of = ListTensors(*lists)
     with torch.cuda.device_of(qkv):
         _others[(blocks.shape[0] * heads,)](
-            qkv, out, sums, cu_seqlens, blocks, of.first_rows, of.end_rows, tokens, SCALE=dim**-0.5, HEADS=heads,
-            DIM=dim, **LAUNCH,
+            qkv, out, sums, cu_seqlens, blocks, of.first_rows, of.end_rows, of.biases, tokens,
+            SCALE=dim**-0.5, HEADS=heads, DIM=dim, **LAUNCH,
         )  # fmt: skip
     return out, sums
 
@@ -245,7 +256,7 @@ def attend_lists_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,
     *lists: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `attend_lists`; arguments and results are as in `short_attention.attend_backward`."""
+    """Compute the gradients of `attend_lists`, with the arguments and results of `attend_backward` for rows."""
     tokens, _, heads, dim = qkv.shape
     rows, of = cu_seqlens.shape[0] - 1, ListTensors(*lists)
     grad_out = grad_out.contiguous()
@@ -258,12 +269,12 @@ def attend_lists_backward(
     scaled = {**constants, "SCALE": dim**-0.5, **LAUNCH}
     with torch.cuda.device_of(qkv):
         _queries_backward[(blocks.shape[0] * heads,)](
-            grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, blocks, of.first_rows, of.end_rows, tokens,
-            SUMS=True, **scaled,
+            grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, blocks, of.first_rows, of.end_rows, of.biases,
+            tokens, SUMS=True, **scaled,
         )  # fmt: skip
         _keys_backward[(of.key_blocks.shape[0] * heads, SPLITS)](
-            grad_out, qkv, sums, means, partial, cu_seqlens, of.key_blocks, of.end_rows, of.token_rows, rows, tokens,
-            SPLITS=SPLITS, **scaled,
+            grad_out, qkv, sums, means, partial, cu_seqlens, of.key_blocks, of.end_rows, of.token_rows, of.biases, rows,
+            tokens, SPLITS=SPLITS, **scaled,
         )  # fmt: skip
         _add_to_first[(rows * heads,)](
             partial, grad, parts[blocks.shape[0] :], cu_seqlens, of.first_rows, of.end_rows, rows, SUMS=True,

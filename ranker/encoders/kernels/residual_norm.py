@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
-from ranker.encoders.kernels.hashed import PROGRAMS, kept
+from ranker.encoders.kernels.hashed import PROGRAMS, dropout_constants, kept
 from ranker.encoders.kernels.sums import column_sums
 
 # launch settings for states of up to 1,024 values, measured on an H200, see docs/performance.md
@@ -99,15 +98,10 @@ def _backward(
 def _settings(x: Tensor, rate: float, hashes: Tensor | None, epsilon: float, launch: dict[str, int]) -> dict[str, Any]:
     width = triton.next_power_of_2(x.shape[1])
     return {
-        "THRESHOLD": threshold(rate),
-        "SCALE": 1 / (1 - rate),
         "EPSILON": epsilon,
         "DIM": x.shape[1],
         "WIDTH": width,
-        "DROP": hashes is not None,
-        "COLUMN": COLUMN % 2**32,
-        "FIRST": FIRST % 2**32,
-        "SECOND": SECOND % 2**32,
+        **dropout_constants(hashes, rate),
         "ROWS": launch["ROWS"],
         "num_warps": launch["num_warps"] * max(width // 1024, 1),
     }

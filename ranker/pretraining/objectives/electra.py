@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ranker.encoders.encoder import Encoder, TokenCounts
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.masked_lm import MaskedLMHead
+from ranker.encoders.model_runner import TokenCounts
 from ranker.encoders.text_model import build, keep_layers
 from ranker.errors import ConfigError
 from ranker.pretraining.blocks import MaskedBlocks

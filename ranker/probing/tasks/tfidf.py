@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from ranker.probing.collection_statistics import CollectionStatistics
+from ranker.probing.collection_statistics import CollectionStatistics, queries_and_statistics
 from ranker.probing.examples import PairSample, ProbeExample, whole_text_example
 from ranker.probing.words import analyzer
 
@@ -37,11 +37,7 @@ class TFIDFScore:
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
         """Yield each pair with one target, which has the whole query and the whole doc."""
         words_of = analyzer(self.analyzer, "probe.tfidf.analyzer")
-        queries = {query_id: words_of(sample.collection.queries[query_id]) for query_id, _ in sample.pairs}
-        statistics = CollectionStatistics.of(
-            (words_of(doc.full_text) for doc in sample.collection.docs),
-            {word for words in queries.values() for word in words},
-        )
+        queries, statistics = queries_and_statistics(sample, words_of)
         for pair in sample.texts():
             yield whole_text_example(pair, value=tfidf(queries[pair[0]], words_of(pair[3]), statistics))
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ranker.errors import CheckpointError
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 from ranker.interactions.maxsim import TextVectors
 from ranker.retrieval.late.exact import exact_scores, query_vectors
 from ranker.retrieval.stages import Stages

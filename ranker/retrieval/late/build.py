@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.retrieval.index import refuse_not_finite
 from ranker.retrieval.late import centroids as late_centroids
 from ranker.retrieval.late.centroids import Centroids, default_count

@@ -8,8 +8,8 @@ arXiv:2501.17788).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ranker.retrieval.late.compiled import compiled
 from ranker.retrieval.late.query_kernels import AHEAD, columns_of
 from ranker.retrieval.late.tiles import GROUPS, LANES, ROWS, highest, highest_wide
 from ranker.retrieval.late.vector_code import BLOCK, fetch, sums
@@ -19,7 +19,7 @@ LATER = 3  # probed centroids between the one whose vectors are read and the one
 Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def lists(
     codes: np.ndarray, residuals: np.ndarray, scales: np.ndarray, owners: np.ndarray, num_centroids: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ def lists(
     return blocks, docs, starts, sizes
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def scan(
     similarities: np.ndarray, least: np.ndarray, floors: np.ndarray, table: np.ndarray, cells: Lists, slots: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +124,7 @@ def scan(
     return found[:number], best[:number]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def totals(best: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Return the sums of integer similarities [docs, tokens] times the steps of the tokens, float32 [docs]."""
     out = np.zeros(len(best), dtype=np.float32)
@@ -134,7 +134,7 @@ def totals(best: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def maxsim(vectors: np.ndarray, starts: np.ndarray, ends: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Return exact MaxSim with docs, float32 [docs].
 

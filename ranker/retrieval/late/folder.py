@@ -25,7 +25,9 @@ import torch
 
 from ranker.data.token_writer import map_array
 from ranker.errors import CheckpointError, DataError
-from ranker.files import REBUILD, verify_folder, write_folder, write_whole
+from ranker.files.checksums import REBUILD, verify_folder
+from ranker.files.folders import write_folder
+from ranker.files.writing import write_whole
 from ranker.retrieval.late.centroids import Centroids
 from ranker.retrieval.late.residuals import Buckets
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -14,7 +15,8 @@ import torch
 from filelock import FileLock
 
 from ranker.errors import DataError
-from ranker.files import write_folder, write_whole
+from ranker.files.folders import write_folder
+from ranker.files.writing import write_whole
 from ranker.interactions.maxsim import TextVectors
 from ranker.retrieval.late.arrays import Arrays, Effort
 from ranker.retrieval.late.build import compress
@@ -32,6 +34,8 @@ from ranker.retrieval.late.tensor_search import TensorSearch
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
+log = logging.getLogger(__name__)
+
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
 LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all centroids that a query probes
 PROBED = 35_000  # the same in `CPUSearch`: about how many vectors are at the centroids that a token probes
@@ -39,6 +43,21 @@ LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
 EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are compared by them
 RESCORED, CPU_RESCORED = 3.0, 1.8  # `rescore` 0: docs that are scored exactly, in multiples of the depth
 SHARED = 12  # with `probes` 0: a query is assumed to probe SHARED * probes different centroids
+
+
+def numba_compiles() -> bool:
+    """Return whether numba is installed and compiles functions here; the log says why an installed one does not."""
+    if find_spec("numba") is None:
+        return False
+    try:
+        from numba import config
+    except ImportError as error:  # numba refuses versions of numpy that are newer than itself
+        log.warning("index=plaid: torch searches instead of numba, which can't be imported: %s", error)
+        return False
+    options: Any = config
+    if options.DISABLE_JIT:
+        log.warning("index=plaid: torch searches instead of numba, because NUMBA_DISABLE_JIT is set")
+    return not options.DISABLE_JIT
 
 
 class LateIndex:
@@ -87,8 +106,8 @@ class LateIndex:
         self.num_bytes = sum(path.stat().st_size for path in self.folder.rglob("*.bin") if path.name != "vectors.bin")
         self._tensors: TensorSearch | None = None
         self._cpu: Any = None
-        if self.device.type == "cpu" and find_spec("numba") is not None:
-            from ranker.retrieval.late.cpu_search import CPUSearch  # compiled by numba, which is optional
+        if self.device.type == "cpu" and numba_compiles():
+            from ranker.retrieval.late.cpu_search import CPUSearch
 
             self._cpu = CPUSearch(self.arrays)
         else:

@@ -6,8 +6,8 @@ The similarities of a query token are 16-bit integers in units of the token's ow
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ranker.retrieval.late.compiled import compiled
 from ranker.retrieval.late.tiles import GROUPS, LANES, ROWS, rounded, rounded_wide
 
 ENTRY = 63  # largest entry of a table: four of them fit into a byte
@@ -17,7 +17,7 @@ BINS = 4096  # of the histograms in `bounds`
 AHEAD = 4 * ROWS  # vectors between those that are compared and those that are fetched into the cache
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def merged(query: np.ndarray, least: float) -> np.ndarray:
     """Merge similar vectors of a query into sums, so that fewer vectors are compared.
 
@@ -49,7 +49,7 @@ def merged(query: np.ndarray, least: float) -> np.ndarray:
     return sums[:count]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def tables(query: np.ndarray, values: np.ndarray, num_bytes: int, longest: float) -> tuple[np.ndarray, ...]:
     """Tabulate the inner products of each token with each value of each half byte of a residual.
 
@@ -90,7 +90,7 @@ def tables(query: np.ndarray, values: np.ndarray, num_bytes: int, longest: float
     return out, steps, lows
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def columns_of(query: np.ndarray) -> np.ndarray:
     """Return vectors of a query [tokens, dim] as columns, filled up with zeros, float32 [groups, dim, LANES]."""
     out = np.zeros(((len(query) + LANES - 1) // LANES, query.shape[1], LANES), dtype=np.float32)
@@ -99,7 +99,7 @@ def columns_of(query: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def integers(centroids: np.ndarray, columns: np.ndarray, steps: np.ndarray, lows: np.ndarray) -> np.ndarray:
     """Return (similarity + low) / step of each centroid with each token, int16 [centroids, groups * LANES].
 
@@ -125,7 +125,7 @@ def integers(centroids: np.ndarray, columns: np.ndarray, steps: np.ndarray, lows
     return out
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def bounds(similarities: np.ndarray, tokens: int, count: int) -> np.ndarray:
     """Return for each token a bound that about `count` centroids reach, int16 [tokens].
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import config, njit, types
+from llvmlite import ir
+from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
+
+from ranker.retrieval.late.compiled import compiled
 
 BLOCK = 32  # vectors whose residuals are stored together
 HALF_SCALE = 2**14  # 1.0 as an integer scale
@@ -22,8 +25,9 @@ HALF_SCALE = 2**14  # 1.0 as an integer scale
 BYTE, SHORT, INT, WORD, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _options: Any = config  # settings of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
 _of_host = not (_options.CPU_NAME or _options.CPU_FEATURES)
-_host: dict[str, bool] = dict(binding.get_host_cpu_features()) if _of_host else {}
-SHUFFLES, WIDE = _host.get("avx2", False), _host.get("avx512f", False)  # instructions of this processor
+# instructions of this processor; none if LLVM doesn't know the processor
+_host = get_host_cpu_features().split(",") if _of_host else []
+SHUFFLES, WIDE = "+avx2" in _host, "+avx512f" in _host
 
 
 def word(number: int) -> Any:
@@ -157,7 +161,7 @@ def _store_scaled(call: Call, sums: Any, scales: Any) -> None:
     builder.store(builder.trunc(product, shorts), target, align=1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def plain_sums(
     blocks: np.ndarray, block: int, table: np.ndarray, token: int, start: int, out: np.ndarray, row: int
 ) -> None:

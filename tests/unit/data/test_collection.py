@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, fingerprint_of
-from ranker.data.ir_datasets_reader import scoreddocs_of
+from ranker.data.ir_datasets_records import scoreddocs_of
 from ranker.data.trec import read_candidates
 from ranker.errors import DataError
 from ranker.evaluation.metrics import evaluate

@@ -11,7 +11,7 @@ from ranker.data.memory_store import MemoryStore
 from ranker.data.novelty import NovelGroups
 from ranker.data.options import BatchOptions
 from ranker.data.sources.rows import Rows
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
 

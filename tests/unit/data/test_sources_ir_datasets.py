@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ranker.data.collection import Collection
-from ranker.data.ir_datasets_reader import IrDatasetsDocs
+from ranker.data.ir_datasets_docs import IrDatasetsDocs
 from ranker.data.sources.files import Files
 from ranker.data.sources.ir_datasets import IrDatasets
 from ranker.data.trec import read_qrels, write_run

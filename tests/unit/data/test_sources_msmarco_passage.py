@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranker.data.ir_datasets_reader import IrDatasetsDocs, docs_of
+from ranker.data.ir_datasets_docs import IrDatasetsDocs, docs_of
 from ranker.data.sources.msmarco_passage import MsMarcoPassage
 from ranker.data.splits import TriplesWithout
 from ranker.data.tsv_docs import TsvDocs

@@ -22,7 +22,7 @@ from ranker.data.trec import (
     write_run,
 )
 from ranker.errors import DataError
-from ranker.files import write_whole
+from ranker.files.writing import write_whole
 
 RUN_READERS = [read_run, lambda path: list(iter_run(path)), read_candidates]
 

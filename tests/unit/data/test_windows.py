@@ -11,7 +11,7 @@ from ranker.data.datamodule import RankData
 from ranker.data.join import concatenate
 from ranker.data.memory_store import MemoryStore
 from ranker.data.options import BatchOptions
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.data.window_rows import WINDOW_IDS
 from ranker.data.windows import Windows, best_windows
 from ranker.encoders.loading import load_encoder

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from ranker.data import word_cache
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.data.word_cache import WordCache
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

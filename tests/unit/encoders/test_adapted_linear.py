@@ -89,6 +89,21 @@ def test_states_and_gradients_are_pefts(bias):
     torch.testing.assert_close(ours(states), theirs(states), rtol=0, atol=1e-12)
 
 
+def test_training_follows_a_pass_in_inference_mode():
+    theirs, states = adapted(True), torch.randn(3, 24, dtype=torch.float64)
+    ours = copy.deepcopy(theirs)
+    use_own_forward(ours)
+    group_siblings(adapted_layers(ours), lambda: ours(states))
+    for layer in adapted_layers(ours):
+        layer.packing = type("Packing", (), {"current": type("Running", (), {"stacked": True})()})()
+    with torch.inference_mode():
+        assert refresh_stacked(ours, torch.float64)
+        ours(states)
+    assert refresh_stacked(ours, torch.float64)
+    got, expected = run(ours, ours, states), run(theirs, theirs, states)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+
 def test_what_can_not_be_stacked_is_not(tmp_path):
     model, states = adapted(False), torch.randn(3, 24, dtype=torch.float64)
     use_own_forward(model)

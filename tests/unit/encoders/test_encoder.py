@@ -15,10 +15,11 @@ from transformers import (
     RobertaModel,
 )
 
-from ranker.encoders.encoder import Encoder, TokenCounts
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import max_positions
 from ranker.encoders.loading import load_encoder
+from ranker.encoders.model_runner import TokenCounts
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError

@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 
 import peft
 import pytest
@@ -14,10 +12,14 @@ from transformers.models.gemma.modeling_gemma import GemmaMLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from ranker.encoders.adapted_linear import group_siblings
+from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.gated_mlp import gated_silu, use_gated_kernel
 from ranker.encoders.lora import adapted_layers, refresh_stacked, use_own_forward
+from tests.assets.interpreter import run_interpreted
 
-CASES = [(5, 40), (33, 256), (1, 1), (0, 8)]  # tokens, dim
+# activation, tokens, dim, rate of dropout
+CASES = [("silu", 5, 40, 0.0), ("silu", 33, 256, 0.0), ("silu", 1, 1, 0.0), ("silu", 0, 8, 0.0)]
+CASES += [("gelu", 5, 40, 0.0), ("gelu", 33, 130, 0.25)]
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -85,41 +87,31 @@ def test_a_layer_of_transformers_computes_the_same(kind, config, count, monkeypa
 @pytest.mark.skipif(IN_INTERPRETER, reason="this process is the interpreter's")
 def test_the_kernel_is_right_in_tritons_interpreter():
     pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        __file__,
-        "-k",
-        "kernel_equals",
-    ]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert f"{len(CASES)} passed" in done.stdout
+    assert f"{len(CASES)} passed" in run_interpreted(__file__, "-k", "kernel_equals")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
     not torch.cuda.is_available() and not IN_INTERPRETER, reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0"
 )
-@pytest.mark.parametrize(("tokens", "dim"), CASES)
-def test_the_kernel_equals_float64(tokens, dim):
-    from ranker.encoders.kernels import gated_silu as kernels
+@pytest.mark.parametrize(("activation", "tokens", "dim", "rate"), CASES)
+def test_the_kernel_equals_float64(activation, tokens, dim, rate):
+    from ranker.encoders.kernels import gated_activation as kernels
 
     torch.manual_seed(0)
     device, dtype = ("cpu", torch.float32) if IN_INTERPRETER else ("cuda", torch.bfloat16)
     bound = 1e-5 if IN_INTERPRETER else 3e-2
     x = torch.randn(tokens, 2 * dim, device=device).to(dtype)
     above = torch.randn(tokens, dim + 3, device=device).to(dtype)[:, :dim]  # rows apart, as adapted_linear returns them
+    hashes = torch.randint(-(2**31), 2**31, (tokens,), device=device).int() if rate else None
     exact = x.double().requires_grad_()
-    expected = plain(exact)
+    first, second = exact.chunk(2, 1)
+    expected = plain(exact) if activation == "silu" else first * torch.special.ndtr(first) * second
+    expected = hashed_dropout(expected, hashes, rate) if rate else expected
     (gradient,) = torch.autograd.grad(expected, exact, above.double())
-    torch.testing.assert_close(kernels.gated_silu(x).double(), expected.detach(), rtol=bound, atol=bound)
-    torch.testing.assert_close(kernels.gated_silu_backward(above, x).double(), gradient, rtol=bound, atol=bound)
+    found, found_gradient = (
+        kernels.gated(x, activation, hashes, rate),
+        kernels.gated_backward(above, x, activation, hashes, rate),
+    )
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=bound, atol=bound)
+    torch.testing.assert_close(found_gradient.double(), gradient, rtol=bound, atol=bound)

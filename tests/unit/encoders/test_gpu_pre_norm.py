@@ -78,11 +78,11 @@ def test_gated_gelu_equals_float64(rate, tokens, dim):
     exact = wide.detach().double().requires_grad_()
     inner, gate = exact.chunk(2, -1)
     expected = dropped(gelu(inner) * gate, hashes, rate)
-    kernels = triton_pre_norm_kernels(short=True).gated_gelu
+    kernels = triton_pre_norm_kernels(short=True).gated_activation
     poison()
     with torch.no_grad():
-        assert error(kernels.gated_gelu(wide, hashes, rate), expected) < 3e-3
-        gradient = kernels.gated_gelu_backward(above, wide, hashes, rate)
+        assert error(kernels.gated(wide, "gelu", hashes, rate), expected) < 3e-3
+        gradient = kernels.gated_backward(above, wide, "gelu", hashes, rate)
     assert error(gradient, torch.autograd.grad(expected, exact, above.detach().double())[0]) < 5e-3
 
 

@@ -1,14 +1,11 @@
 """Causal attention with grouped heads: the kernel and torch's operator against float64, row by row."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
+from tests.assets.interpreter import interpreted
 
 
 def layout_of(lengths: list[int]) -> RaggedLayout:
@@ -54,9 +51,7 @@ for window in (-1, 40):
 
 def test_the_kernel_computes_the_same_in_tritons_interpreter():
     pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    interpreted(lambda: exec(KERNELS, {}))
 
 
 @pytest.mark.gpu

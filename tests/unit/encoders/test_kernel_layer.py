@@ -9,7 +9,8 @@ from torch.nn.functional import gelu, layer_norm
 from ranker.encoders import kernel_layer as kernel_module
 from ranker.encoders.attention import PackedRows, PaddedRows, padded_attention, padded_average
 from ranker.encoders.dropout import dropout_hashes, hashed_dropout
-from ranker.encoders.kernel_layer import Kernels, kernel_layer
+from ranker.encoders.kernel_functions import Kernels
+from ranker.encoders.kernel_layer import kernel_layer
 from ranker.encoders.layer import (
     LayerFunctions,
     LayerSettings,

@@ -12,13 +12,14 @@ from ranker.encoders.kernels import (  # noqa: E402
     bias_gelu,
     embedding_norm,
     first_attention,
-    gated_gelu,
-    gated_silu,
+    gated_activation,
     grouped_attention,
     list_attention,
     residual_norm,
+    rotary_heads,
     rotation,
     short_attention,
+    short_attention_backward,
     sums,
 )
 
@@ -30,7 +31,7 @@ FLOAT32 |= {"partial", "word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
 INT64 = {"token_ids", "position_ids", "segments"}
 NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
-NUMBERS |= {"query_stride", "key_stride", "value_stride", "grad_stride"}
+NUMBERS |= {"query_stride", "key_stride", "value_stride", "grad_stride", "x_stride"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -63,7 +64,7 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
 def test_attention_fits(capability: int, dim: int) -> None:
     room = SHARED_MEMORY[capability]
-    launches = short_attention.backward_launches(dim)
+    launches = short_attention_backward.backward_launches(dim)
     assert launches[0][1]["SHORTEST"] == -1, "empty rows have a part in the sums, too"
     assert [settings["SHORTEST"] for _, settings in launches[1:]] == [
         settings["SIZE"] for _, settings in launches[:-1]
@@ -72,12 +73,12 @@ def test_attention_fits(capability: int, dim: int) -> None:
     for kernel, settings in [
         (short_attention._attend, short_attention.FORWARD),
         *launches,
-        (short_attention._queries_backward, {**longest, **short_attention.QUERY_BLOCKS}),
-        (short_attention._pairs_backward, {**longest, **short_attention.KEY_BLOCKS}),
+        (short_attention_backward._queries_backward, {**longest, **short_attention_backward.QUERY_BLOCKS}),
+        (short_attention_backward._pairs_backward, {**longest, **short_attention_backward.KEY_BLOCKS}),
     ]:
         for window, bias in ((-1, True), (64, False)):
             sums_too = {} if kernel is short_attention._attend else {"SUMS": bias, "ROTARY": not bias}
-            sums_too |= {"WHOLE": bias} if kernel is short_attention._tile_backward else {}
+            sums_too |= {"WHOLE": bias} if kernel is short_attention_backward._tile_backward else {}
             taken = shared_memory(
                 kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
             )
@@ -154,9 +155,19 @@ def test_the_other_kernels_fit(capability: int) -> None:
     ]
     gated = {name: value for name, value in hashed.items() if name not in ("EPSILON", "WIDTH")}
     launches += [
-        (kernel, {**gated, "DIM": 1152, **gated_gelu.LAUNCH}) for kernel in (gated_gelu._forward, gated_gelu._backward)
-    ]
-    launches += [(kernel, {"DIM": 3072, **gated_silu.LAUNCH}) for kernel in (gated_silu._forward, gated_silu._backward)]
+        (
+            kernel,
+            {**gated, **stride, "ACTIVATION": activation, "DROP": drop, "DIM": dim,
+             **gated_activation.LAUNCH[activation]},
+        )
+        for kernel, stride in ((gated_activation._forward, {}), (gated_activation._backward, {"STRIDE": 3104}))
+        for activation, drop, dim in (("gelu", True, 1152), ("silu", False, 3072))
+    ]  # fmt: skip
+    heads = {"EPSILON": 1e-6, "HEADS": 16, "KEY_HEADS": 8, "NORM": True}
+    launches.append((rotary_heads._forward, {**heads, **rotary_heads._block(128, rotary_heads.FORWARD)}))
+    for trained, dim in ((False, 128), (True, 128), (False, 256)):
+        more = {"VALUE_HEADS": 8, "GAINS": trained, "STEPS": rotary_heads.STEPS if trained else 1}
+        launches.append((rotary_heads._backward, {**heads, **more, **rotary_heads._block(dim, rotary_heads.BACKWARD)}))
     launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))
     for kernel, settings in launches:
         assert shared_memory(kernel, capability, **settings) <= room

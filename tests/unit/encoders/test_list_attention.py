@@ -1,8 +1,6 @@
 """Attention of lists against a plain loop over tokens and heads, and whole encoders against rows with a mask."""
 
-import os
-import subprocess
-import sys
+import math
 from itertools import product
 
 import pytest
@@ -15,15 +13,17 @@ from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
+from tests.assets.interpreter import interpreted
 
 LENGTHS, LISTS = [5, 1, 2, 9, 3, 4], [3, 1, 2]
 HEADS, SIZE = 4, 8
 
 
-def batch(seed: int = 0) -> TokenBatch:
+def batch(seed: int = 0, list_size: int | None = None) -> TokenBatch:
     tokens = torch.randint(5, 60, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
     ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    return TokenBatch(tokens, tokens % 2, ends, max(LENGTHS), lists=torch.tensor(LISTS), max_list=max(LISTS))
+    lists = {"lists": torch.tensor(LISTS), "max_list": max(LISTS), "list_size": list_size}
+    return TokenBatch(tokens, tokens % 2, ends, max(LENGTHS), **lists)
 
 
 def read_by(row: int) -> list[int]:
@@ -37,7 +37,13 @@ def read_by(row: int) -> list[int]:
     raise AssertionError
 
 
-def plain(query, key, value, scale, window=None):
+def added(row: int, list_size: int | None) -> float:
+    """What is added to the logits of the other rows' first tokens: log((L - 1) / (n - 1)) in a list of n rows."""
+    others = len(read_by(row))
+    return 0.0 if list_size is None or not others else math.log(list_size - 1) - math.log(others)
+
+
+def plain(query, key, value, scale, window=None, list_size=None):
     """softmax(scale q . k) v for each token of each row and head."""
     group, outputs, start = query.shape[1] // key.shape[1], [], 0
     for row, length in enumerate(LENGTHS):
@@ -47,6 +53,9 @@ def plain(query, key, value, scale, window=None):
             heads = []
             for head in range(query.shape[1]):
                 logits = scale * key[read, head // group] @ query[start + token, head]
+                shift = torch.zeros(len(read), dtype=logits.dtype)
+                shift[len(near) :] = added(row, list_size)
+                logits = logits + shift
                 heads.append(logits.softmax(0) @ value[read, head // group])
             outputs.append(torch.stack(heads))
         start += length
@@ -60,14 +69,14 @@ def states_and_gradients(attend, *parts):
     return [mixed.detach(), *(leaf.grad for leaf in leaves)]
 
 
-@pytest.mark.parametrize(("window", "key_heads"), product([None, 2, 20], [4, 2]))
-def test_states_and_gradients_are_those_of_a_plain_loop(window, key_heads):
+@pytest.mark.parametrize(("window", "key_heads", "list_size"), product([None, 2, 20], [4, 2], [None, 2, 7]))
+def test_states_and_gradients_are_those_of_a_plain_loop(window, key_heads, list_size):
     """Without a window row by row, with one over padded rows; one of 20 limits nothing."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(sum(LENGTHS), n, SIZE, dtype=torch.float64) for n in (HEADS, key_heads, key_heads))
-    layout = RaggedLayout.of(batch())
+    layout = RaggedLayout.of(batch(list_size=list_size))
     got = states_and_gradients(lambda *p: list_attention(*p, layout, 0.3, window), query, key, value)
-    expected = states_and_gradients(lambda *p: plain(*p, 0.3, window), query, key, value)
+    expected = states_and_gradients(lambda *p: plain(*p, 0.3, window, list_size), query, key, value)
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
@@ -86,20 +95,20 @@ def modernbert():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [bert, modernbert])
-def test_an_encoder_computes_what_transformers_computes_under_a_mask(model):
+@pytest.mark.parametrize(("model", "list_size"), [(bert, None), (bert, 5), (modernbert, None), (modernbert, 5)])
+def test_an_encoder_computes_what_transformers_computes_under_a_mask(model, list_size):
     """transformers' own layers on one row [1, tokens] of all texts, with the mask of lists and each row's positions."""
     torch.manual_seed(0)
     whole = model().double().eval()
     for weight in whole.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    rows = batch()
+    rows = batch(list_size=list_size)
     encoder = Encoder(whole, tiny_tokenizer()).double().eval()
-    mask = torch.zeros(sum(LENGTHS), sum(LENGTHS), dtype=torch.bool)
+    mask = torch.full((sum(LENGTHS), sum(LENGTHS)), float("-inf"), dtype=torch.float64)
     start = 0
     for row, length in enumerate(LENGTHS):
-        mask[start : start + length, start : start + length] = True
-        mask[start : start + length, read_by(row)] = True
+        mask[start : start + length, start : start + length] = 0
+        mask[start : start + length, read_by(row)] = added(row, list_size)
         start += length
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     options = {"position_ids": positions[None], "output_hidden_states": False}
@@ -109,7 +118,7 @@ def test_an_encoder_computes_what_transformers_computes_under_a_mask(model):
     else:  # its layers with a window also see the other rows' first tokens, which have no distance
         distance = (positions[:, None] - positions).abs() <= whole.config.sliding_window
         own = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
-        near = mask & (distance | (own[:, None] != own))
+        near = mask.masked_fill(~distance & (own[:, None] == own), float("-inf"))
         attention = {"full_attention": mask[None, None], "sliding_attention": near[None, None]}
         whole.config._attn_implementation = "sdpa"
     with torch.no_grad():
@@ -122,7 +131,7 @@ def test_an_encoder_computes_what_transformers_computes_under_a_mask(model):
 KERNELS = """
 import torch
 from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward, list_tensors
-from ranker.encoders.list_attention import list_attention
+from ranker.encoders.list_attention import list_attention, list_bias
 from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
 
@@ -130,9 +139,9 @@ torch.manual_seed(0)
 lengths = [5, 66, 3, *[2] * 34, 1, 7]  # the last row is padding, and is of no list
 lists, heads, size = [2, 1, 35], 1, 16
 ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
-batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists))
+batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists), list_size=4)
 layout = RaggedLayout.of(batch)
-tensors = list_tensors(torch.tensor(lists), ends, layout.row_indices)
+tensors = list_tensors(torch.tensor(lists), ends, layout.row_indices, list_bias(torch.tensor(lists), 4))
 qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
 states = qkv.double().requires_grad_()
 expected = list_attention(*states.unbind(1), layout)
@@ -147,9 +156,7 @@ assert (bias - states.grad.sum(0).flatten()).abs().max() < 1e-4
 
 def test_kernels_compute_the_same_in_tritons_interpreter():
     pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    interpreted(lambda: exec(KERNELS, {}))
 
 
 @pytest.mark.gpu
@@ -164,7 +171,7 @@ def test_the_kernels_equal_float64_and_repeat_their_bits(output):
     tokens = torch.randint(5, 60, (sum(lengths),))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     lists = torch.tensor([40, 4, 1])
-    rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=40).to("cuda")
+    rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=40, list_size=8).to("cuda")
     model = BertModel(config, add_pooling_layer=False).cuda()
     with_kernels = Encoder(model, tiny_tokenizer())
     without = Encoder(model, tiny_tokenizer(), Execution(fused=False, compile=False))

@@ -9,10 +9,12 @@ from ranker.encoders import paths, ragged_forward
 from ranker.encoders.attention import PackedRows, PaddedRows, library_attention, padded_attention, padded_average
 from ranker.encoders.compiled_layer import compiled_dropout, compiled_layer
 from ranker.encoders.dropout import hashed_dropout
-from ranker.encoders.encoder import Encoder, TokenCounts
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.kernel_layer import Kernels, kernel_layer, triton_kernels
+from ranker.encoders.kernel_functions import Kernels, triton_kernels
+from ranker.encoders.kernel_layer import kernel_layer
 from ranker.encoders.layer import linear_attention, post_norm_layer
+from ranker.encoders.model_runner import TokenCounts
 from ranker.encoders.post_norm_stack import PostNormStack
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer

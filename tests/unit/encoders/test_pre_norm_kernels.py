@@ -59,13 +59,14 @@ def plain_kernels() -> PreNormKernels:
         grad = grad + grad_summed
         return grad if hashes is None else hashed_dropout(grad, hashes.clone(), rate), grad, grad_gain
 
-    def gated(x, hashes, rate):
+    def gated(x, activation, hashes, rate):
+        assert activation == "gelu"
         inner, gate = x.chunk(2, -1)
         product = gelu(inner) * gate
         return product if hashes is None else hashed_dropout(product, hashes.clone(), rate)
 
-    def gated_backward(grad_out, x, hashes, rate):
-        return gradients(lambda leaf: gated(leaf, hashes, rate), grad_out, x)[0]
+    def gated_backward(grad_out, x, activation, hashes, rate):
+        return gradients(lambda leaf: gated(leaf, activation, hashes, rate), grad_out, x)[0]
 
     def rotate_(qkv, cos, sin, position_ids, back=False):
         return qkv.copy_(rotated(qkv, Rotary(cos, -sin if back else sin, position_ids)))
@@ -80,9 +81,10 @@ def plain_kernels() -> PreNormKernels:
 
     return PreNormKernels(
         SimpleNamespace(add_norm=add_norm, add_norm_backward=add_norm_backward),
-        SimpleNamespace(gated_gelu=gated, gated_gelu_backward=gated_backward),
+        SimpleNamespace(gated=gated, gated_backward=gated_backward),
         SimpleNamespace(rotate_=rotate_),
-        SimpleNamespace(attend=attend, attend_backward=attend_backward),
+        SimpleNamespace(attend=attend),
+        SimpleNamespace(attend_backward=attend_backward),
     )
 
 

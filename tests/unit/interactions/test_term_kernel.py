@@ -1,8 +1,6 @@
 """The Triton kernel of term weights against plain forms in float64: in Triton's interpreter, compiled on a GPU."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch
 from ranker.interactions import term_pooling
 from ranker.interactions.term_pooling import term_weights
 from ranker.types import TokenBatch
+from tests.assets.interpreter import run_interpreted
 
 triton = pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
 
@@ -23,11 +22,7 @@ interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="test_in_the_interpr
 
 @pytest.mark.skipif(IN_INTERPRETER, reason="this is that process")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout
+    assert "5 passed" in run_interpreted(__file__)
 
 
 def batch_of(lengths, device="cpu"):

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.memory_store import MemoryStore
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 
 DOCS = ["an apple is red.", "the sky", "green grass, and more of it, and more", "x y z", "red", "an apple"]
 

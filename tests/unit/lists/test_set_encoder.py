@@ -17,9 +17,9 @@ from ranker.serving.model import RerankerModel
 DOCS = ["an apple is red.", "the sky", "green grass, and more of it, and more", "x y z", "red", "an apple"]
 
 
-def scorer_of(kind=SetEncoder, dropout=0.0, **options):
+def scorer_of(kind=SetEncoder, dropout=0.0, layers=None, **options):
     torch.manual_seed(0)
-    scorer = kind(load_encoder("tiny", dropout=dropout, attention_dropout=0.0), **options)
+    scorer = kind(load_encoder("tiny", dropout=dropout, attention_dropout=0.0, layers=layers), **options)
     for weight in scorer.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     return scorer.double().eval()
@@ -51,6 +51,25 @@ def test_a_list_of_one_doc_is_monobert(lists):
         results.append([scores.detach(), *(p.grad for p in scorer.parameters() if p.grad is not None)])
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_longer_list_gives_the_other_docs_the_weight_of_a_training_group(lists):
+    """In a model of one layer, a doc keeps its score if each other doc of a group of three is repeated."""
+    group, longer = [0, 1, 2], [0, 1, 1, 1, 2, 2, 2]
+    scaled, plain = (scorer_of(layers=1, list_size=size) for size in (3, None))
+    expected = scores_of(plain, lists, [group])[0]
+    np.testing.assert_allclose(scores_of(scaled, lists, [group])[0], expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(scores_of(scaled, lists, [longer])[0][0], expected[0], rtol=0, atol=1e-12)
+    assert abs(scores_of(plain, lists, [longer])[0][0] - expected[0]) > 1e-5
+
+
+def test_the_size_of_a_training_group_is_stored(lists, tmp_path):
+    scorer = scorer_of(list_size=3)
+    scorer.save(tmp_path, 64)
+    loaded = SetEncoder.load(tmp_path).double().eval()
+    assert loaded.list_size == 3
+    expected = scores_of(scorer, lists, [range(6)])
+    np.testing.assert_allclose(scores_of(loaded, lists, [range(6)]), expected, rtol=0, atol=1e-12)
 
 
 def test_windows_of_a_list(lists):

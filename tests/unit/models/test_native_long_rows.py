@@ -12,7 +12,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, MemoryDocs
 from ranker.data.dataset import ScoreBatches
 from ranker.data.memory_store import MemoryStore
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.memory_store import MemoryStore
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.data.windows import Windows
 from ranker.encoders.loading import load_encoder
 from ranker.models.dpr import DPR

@@ -9,7 +9,7 @@ import pytest
 
 from ranker.data.memory_store import MemoryStore
 from ranker.data.stop_words import STOP_WORDS
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.hashing import mix
 from ranker.pretraining.blocks import MaskedBlocks

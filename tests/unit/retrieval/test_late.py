@@ -10,7 +10,7 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import CheckpointError, ConfigError, DataError
-from ranker.files import write_folder
+from ranker.files.folders import write_folder
 from ranker.interactions.maxsim import TextVectors
 from ranker.retrieval import engines, pipeline
 from ranker.retrieval.encode import Device
@@ -25,7 +25,7 @@ from ranker.retrieval.late.index import LateIndex
 from ranker.retrieval.late.residuals import Buckets, fit
 from ranker.retrieval.late.tensor_search import TensorSearch
 from ranker.retrieval.pipeline import EncodeOptions
-from ranker.retrieval.search import LateOptions
+from ranker.retrieval.vector_engine import LateOptions
 from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -128,15 +128,17 @@ def small_effort(monkeypatch):
         monkeypatch.setattr(index, name, value)
 
 
-@pytest.mark.parametrize("engine", ["numba", "torch"])
+@pytest.mark.parametrize("engine", ["numba", "torch", "numba without compilation"])
 def test_it_finds_the_best_with_exact_scores(store, monkeypatch, engine):
-    if engine == "numba" and not HAS_NUMBA:
+    if engine != "torch" and not HAS_NUMBA:
         pytest.skip("needs numba")
     if engine == "torch":
         monkeypatch.setattr(index, "find_spec", lambda name: None)
+    if engine == "numba without compilation":  # NUMBA_DISABLE_JIT=1
+        monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     small_effort(monkeypatch)
     opened = Plaid(probes=12, candidates=12, rescore=3).over(store)
-    assert (opened._cpu is None) == (engine == "torch")
+    assert (opened._cpu is None) == (engine != "numba")
     queries, hits = asked(), 0
     for (rows, scores), truth in zip(opened.rank(queries, 10), exact(store, queries), strict=True):
         assert len(rows) == len(set(rows.tolist())) == 30  # of 400 docs

@@ -1,8 +1,6 @@
 """The search of a GPU in Triton's interpreter: scores of all docs by their centroids, for a batch of queries."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from ranker.retrieval.late.arrays import Arrays, Effort
 from ranker.retrieval.late.centroids import Centroids
 from ranker.retrieval.late.residuals import Buckets
 from ranker.retrieval.late.tensor_search import TensorSearch
+from tests.assets.interpreter import run_interpreted
 
 triton = pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
 
@@ -23,11 +22,7 @@ interpreted = pytest.mark.skipif(not IN_INTERPRETER, reason="test_in_the_interpr
 
 @pytest.mark.skipif(IN_INTERPRETER, reason="this is that process")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
+    assert "3 passed" in run_interpreted(__file__)
 
 
 @interpreted

@@ -9,7 +9,7 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError, DataError
-from ranker.retrieval import engines, pipeline, search
+from ranker.retrieval import engines, pipeline, vector_engine
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device
 from ranker.retrieval.indexes.flat import Flat
@@ -19,7 +19,8 @@ from ranker.retrieval.indexes.ivf_pq import IVFPQ
 from ranker.retrieval.indexes.plaid import Plaid
 from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.pipeline import EncodeOptions
-from ranker.retrieval.search import LateOptions, latencies
+from ranker.retrieval.search import latencies
+from ranker.retrieval.vector_engine import LateOptions
 
 pytest.importorskip("faiss")
 QUERIES = [f"q{i}" for i in range(12)]
@@ -54,7 +55,7 @@ def brute_force(engine, scorer, small, depth):
     Returns (score, doc id) by query id, sorted by score, then by id, both descending.
     """
     everything = engine.store.take(np.arange(len(small.docs)))
-    queries = search.encode_queries(scorer, engine.collator, engine.collator.queries.rows(QUERIES), Device())
+    queries = vector_engine.encode_queries(scorer, engine.collator, engine.collator.queries.rows(QUERIES), Device())
     ids = engine.store.doc_ids
     if everything.counts is None:
         scores = queries.values.numpy().astype(np.float64) @ everything.values.numpy().astype(np.float64).T
@@ -82,7 +83,7 @@ def test_flat_is_exactly_the_brute_force_ranking(engine_of, scorers, small, opti
 
 
 def test_ties_at_the_last_place_follow_the_tie_rule_however_many_there_are(engine_of, scorers, small, monkeypatch):
-    monkeypatch.setattr(search, "SPARE", 1)
+    monkeypatch.setattr(vector_engine, "SPARE", 1)
     scorer = scorers()
     engine = engine_of(scorer)
     expected = brute_force(engine, scorer, small, 60)
@@ -169,7 +170,7 @@ def test_no_queries_and_a_query_without_text(engine_of, scorers, small, caplog):
 
 
 def test_all_queries_of_a_set_without_judgements_are_searched(engine_of, scorers, small, monkeypatch):
-    monkeypatch.setattr(search, "QUERIES_IN_MEMORY", 5)  # several blocks
+    monkeypatch.setattr(vector_engine, "QUERIES_IN_MEMORY", 5)  # several blocks
     judged, _ = pipeline.search_set(engine_of(scorers()), small, 10, 0)
     unjudged = replace(small, qrels={})
     run, report = pipeline.search_set(engine_of(scorers(), collection=unjudged), unjudged, 10, 0)
@@ -227,9 +228,9 @@ def test_options_that_no_search_reads_are_refused():
 def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
     engine = engine_of(scorers("colbert"))
     whole = engine.search(QUERIES, 10).to_run()
-    monkeypatch.setattr(search, "QUERY_VECTORS", 20)
-    monkeypatch.setattr(search, "DOC_VECTORS", 50)
-    monkeypatch.setattr(search, "QUERIES_PER_SEARCH", 5)
+    monkeypatch.setattr(vector_engine, "QUERY_VECTORS", 20)
+    monkeypatch.setattr(vector_engine, "DOC_VECTORS", 50)
+    monkeypatch.setattr(vector_engine, "QUERIES_PER_SEARCH", 5)
     small_blocks = engine.search(QUERIES, 10).to_run()
     assert {query_id: list(docs) for query_id, docs in whole.items()} == {
         query_id: list(docs) for query_id, docs in small_blocks.items()

@@ -20,8 +20,8 @@ from ranker.retrieval.indexes.seismic import Seismic
 from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.pipeline import EncodeOptions
 from ranker.retrieval.postings import Postings
-from ranker.retrieval.search import LateOptions
 from ranker.retrieval.sparse_search import Reranking, SparseEngine
+from ranker.retrieval.vector_engine import LateOptions
 
 QUERIES = [f"q{i}" for i in range(12)]
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from ranker.errors import ConfigError, DataError
-from ranker.files import write_folder
-from ranker.retrieval import search, tensor_index
+from ranker.files.folders import write_folder
+from ranker.retrieval import tensor_index, vector_engine
 from ranker.retrieval.indexes.flat import Flat
-from ranker.retrieval.search import VectorEngine
 from ranker.retrieval.tensor_index import TensorIndex
+from ranker.retrieval.vector_engine import VectorEngine
 from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder
 
 
@@ -99,7 +99,7 @@ def test_a_fault_of_the_first_comparison_is_seen(store, monkeypatch):
     queries = queries_of(store, 200)
     index = TensorIndex(store, Flat(), ["cpu"])
     index.rescore = 1
-    monkeypatch.setattr(search, "SPARE", 1)
+    monkeypatch.setattr(vector_engine, "SPARE", 1)
     monkeypatch.setattr(index, "margin", lambda query: -9.0)
     found = [rows.tolist() for rows, _ in rankings(store, index, queries, 10)]
     assert found != [rows for rows, _ in brute_force(store, queries, 10)]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ranker.data.token_writer import TextEncoder
+from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.loading import load_encoder
 from ranker.serving.tokenizing import TokenizerProcesses
 
