@@ -65,7 +65,7 @@ class Scorer(Protocol):
 
     @classmethod
     def load(cls, folder: Path, execution: Execution) -> Self:
-        """Load a folder that `save` wrote; the loaded scorer gives the same scores, bit for bit.
+        """Load a folder that `save` wrote. The loaded scorer gives bit-identical scores.
 
         Args:
             folder: The folder.

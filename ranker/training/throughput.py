@@ -83,7 +83,7 @@ class Throughput(pl.Callback):
         batch: TrainStep,
         batch_idx: int,
     ) -> None:
-        """Count the step."""
+        """Add the pairs, tokens and time of this step to the counts."""
         self.steps += 1
         counts = self.counts
         counts.pairs += batch.num_docs
