@@ -1,5 +1,8 @@
 # make demo: train and evaluate the default model. make test: lint, types, all tests. Needs only Python 3.11 or 3.12.
 PYTHON ?= python3
+IN_MEMORY := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8000000 2>/dev/null && echo /dev/shm)
+# processes of the tests; auto: one per core
+WORKERS ?= auto
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := torch>=2.11,<2.14
@@ -26,9 +29,11 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # One thread per process, because the tests run in parallel. All tests of a file run in one process, so shared fixtures are computed once.
+# Their files are in memory where 8 GB are free, since trainings sync each checkpoint to the disk; those of failed tests are kept.
 # The files run in their given order, long ones first. Bytecode is kept; otherwise each process that a test starts would compile the package.
 tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest \
+		-o tmp_path_retention_policy=failed -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The documentation as a site in build/site; without a network after the install
 docs: $(VENV)/.docs

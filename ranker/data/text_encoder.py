@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,13 +28,18 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     Raises:
         ConfigError: The tokenizer is not a fast one.
     """
-    state = json.loads(_backend(tokenizer).to_str())
-    state["padding"] = state["truncation"] = None  # the last call of the tokenizer has set both
-    options = [
+    options = (
         bool(getattr(tokenizer, "split_special_tokens", False)),
-        sorted(tokenizer.all_special_tokens),
+        tuple(sorted(tokenizer.all_special_tokens)),
         tokenizer.unk_token,
-    ]
+    )
+    return _digest(_backend(tokenizer).to_str(), options)
+
+
+@lru_cache(maxsize=4)  # a suite needs the digest of one tokenizer for each of its sets
+def _digest(content: str, options: tuple[bool, tuple[str, ...], str | None]) -> str:
+    state = json.loads(content)
+    state["padding"] = state["truncation"] = None  # the last call of the tokenizer has set both
     return hashlib.blake2b(json.dumps([state, options], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

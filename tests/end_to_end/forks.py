@@ -61,6 +61,7 @@ LATE = (
     "hydra_plugins.ranker_sweeps",
     "torch.utils.serialization",
     "pytrec_eval",
+    "wandb",
 )
 # This program replaces `python`. It asks the forking process for a child with the same arguments, folder, environment
 # and open files, and exits like this child.

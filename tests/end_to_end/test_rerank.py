@@ -2,15 +2,18 @@
 
 import json
 import os
-import subprocess
+import re
 import sys
+from pathlib import Path
 
 import pytest
-from commands import ROOT, run_all
+from commands import run_all
 
 from ranker import Reranker
+from ranker.cli.main import main
 from ranker.data.corpus_files import JsonlDocs, read_queries
 from ranker.data.trec import read_run
+from tests.assets.forked import forked
 
 CPU = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
 RERANK = ["ranker/__main__.py", "rerank", "checkpoint=@outputs/own/*", *CPU]
@@ -68,19 +71,23 @@ def test_python_and_a_pipe_give_the_same(done, where, small_files):
         assert {doc.doc_id: doc.score for doc in ranking} == pytest.approx(scores, abs=1e-5)
         texts = [{"id": doc_id, "text": docs[doc_id].text} for doc_id in scores]
         lines.append(json.dumps({"query_id": query_id, "query": queries[query_id], "docs": texts}))
-    command = [sys.executable, "-m", "ranker", "rerank", f"checkpoint={folder}", *CPU]
-    piped = subprocess.run(
-        command, input="\n".join([lines[0], "", *lines[1:], '{"query": "x"}\n']), cwd=where, text=True,
-        capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
-    answers = [json.loads(line) for line in piped.stdout.splitlines()]
+    (where / "lines").write_text("\n".join([lines[0], "", *lines[1:], '{"query": "x"}\n']))
+
+    def pipe() -> None:
+        os.chdir(where)
+        os.dup2(os.open("lines", os.O_RDONLY), 0)
+        sys.stdin, sys.argv = os.fdopen(0), ["ranker", "rerank", f"checkpoint={folder}", *CPU]
+        with Path("errors").open("w") as sys.stderr, pytest.raises(SystemExit, match=r"^1$"):
+            main()
+
+    piped = forked(pipe, re.compile("$^"))
+    answers = [json.loads(line) for line in piped.splitlines()]
     assert [answer["query_id"] for answer in answers] == list(run)
     for answer in answers:
         scores = {doc["id"]: doc["score"] for doc in answer["results"]}
         assert scores == pytest.approx(run[answer["query_id"]], abs=1e-5)
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
-    assert piped.returncode == 1
-    assert piped.stderr.splitlines()[-1] == (
+    assert (where / "errors").read_text().splitlines()[-1] == (
         f'error: standard input:{len(lines) + 2}: expected a list as "docs", got None'
     )
     assert not list((where / "outputs/rerank").iterdir())  # no run folder is left

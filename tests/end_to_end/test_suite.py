@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import commands
 import ir_measures
 import numpy as np
 import pytest
@@ -217,7 +216,7 @@ def test_ids_of_the_shipped_suites_have_docs_queries_and_judgements(name, count)
         assert dataset.has_docs() and dataset.has_queries() and dataset.has_qrels(), dataset_id
 
 
-def test_a_suite_of_ir_datasets_ids_runs_on_its_files_and_is_refused_without_a_network(done, where, tmp_path):
+def test_a_suite_of_ir_datasets_ids_runs_on_its_files_and_is_refused_without_a_network(forks, done, where, tmp_path):
     """The ids' own file formats, with 8 passages; the files that `nanobeir` needs are not there."""
     spec = importlib.util.spec_from_file_location("ir_datasets_home", ROOT / "tests/assets/ir_datasets_home.py")
     assets = importlib.util.module_from_spec(spec)
@@ -225,16 +224,16 @@ def test_a_suite_of_ir_datasets_ids_runs_on_its_files_and_is_refused_without_a_n
     assets.lay_out_unpacked_msmarco(tmp_path / "home")
     environment = {"IR_DATASETS_HOME": str(tmp_path / "home"), "HTTPS_PROXY": "http://127.0.0.1:9"}
     checkpoint = [f"checkpoint={folder_of(where, 'own')}", *SMALL]
-    ran = commands.run("evaluate.py", *checkpoint, "suite=msmarco_dl", "name=run", cwd=tmp_path, **environment)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = forks.run("evaluate.py", *checkpoint, "suite=msmarco_dl", "name=run", cwd=tmp_path, **environment)
+    assert ran.code == 0, ran.out
     content = json.loads((folder_of(tmp_path, "run") / "suite.json").read_text())
     judged = {"trec-dl-2019": assets.DL19_QRELS, "trec-dl-2020": assets.DL20_QRELS, "msmarco-passage": assets.DEV_QRELS}
     assert {name: entry["queries"] for name, entry in content["sets"].items()} == {
         name: len(qrels) for name, qrels in judged.items()
     }
-    assert all(name in ran.stdout for name in judged), "the table names each set"
-    refused = commands.run("evaluate.py", *checkpoint, "suite=nanobeir", "name=no", cwd=tmp_path, **environment)
-    errors = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
-    assert refused.returncode == 1 and len(errors) == 1 and "Traceback" not in refused.stderr
+    assert all(name in ran.out for name in judged), "the table names each set"
+    refused = forks.run("evaluate.py", *checkpoint, "suite=nanobeir", "name=no", cwd=tmp_path, **environment)
+    errors = [line for line in refused.out.splitlines() if line.startswith("error: ")]
+    assert refused.code == 1 and len(errors) == 1 and "Traceback" not in refused.out
     assert errors[0].startswith("error: ir_datasets nano-beir/arguana: expected to read it, got ConnectionError")
     assert not [path for path in (tmp_path / "outputs/no").rglob("*") if path.is_file()], "nothing is written"

@@ -14,6 +14,7 @@ from ranker.config.check import check
 from ranker.config.stored import load_stored
 from ranker.encoders.loading import load_encoder
 from ranker.errors import RankerError
+from ranker.files.checksums import write_sums
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
@@ -157,3 +158,25 @@ def test_what_a_run_s_own_files_say_is_checked_in_its_other_processes(site):
     """They read the run folder's config.yaml as Hydra's own, which has no typed root."""
     cfg = OmegaConf.create(hostile.SOUND + f"job_logging: {{{hostile.LOGGING}}}")
     assert "job_logging: unknown key" in refused(site, check, cfg)
+
+
+def test_a_file_that_passed_the_check_is_checked_again_when_it_or_its_checksums_change(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("name: first\nseed: 1\n")
+    write_sums(tmp_path, ["config.yaml"])
+    cfg = load_stored(path)
+    cfg.name = "changed by its reader"
+    assert load_stored(path).name == "first"
+    path.write_text("name: other\nseed: 1\n")  # as many bytes
+    with pytest.raises(RankerError, match="expected CRC-32"):
+        load_stored(path)
+    write_sums(tmp_path, ["config.yaml"])
+    assert load_stored(path).name == "other"
+    path.write_text("nome: other\nseed: 1\n")
+    with pytest.raises(RankerError, match="nome: unknown key"):
+        load_stored(path)
+    path.write_text("name: other\nseed: 1\n")
+    sums = (tmp_path / "checksums.json").read_text()
+    (tmp_path / "checksums.json").write_text(sums.replace('"crc32": ', '"crc32": 1'))
+    with pytest.raises(RankerError, match="expected CRC-32"):
+        load_stored(path)
