@@ -41,7 +41,7 @@ class LCE(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Average the loss over the positives of each group (0 without positives), then average over groups.
 
-        All inputs have the shape [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         logits = scores / self.temperature
