@@ -78,7 +78,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
-    """Write a scorer with adapters as a folder without adapters; its weights are the base's plus the adapters'.
+    """Write a scorer with adapters as a folder without adapters, whose weights are the base weights plus the adapters.
 
     Args:
         folder: See `save_model`.

@@ -17,7 +17,7 @@ _hub_failures: list[str] = []
 
 
 def unreachable(url: str, seconds: float = SECONDS) -> str | None:
-    """Return the reason if a server does not answer at all; None if it gives any answer.
+    """Return why a server does not answer; None if it gives any answer.
 
     Args:
         url: An address on the server. The request goes to the server's root, through the environment's proxies.
@@ -48,7 +48,7 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
 
 
 def watch_hub(name: str) -> None:
-    """After a request for a model on the Hugging Face hub has timed out, let all later requests fail at once.
+    """From now on, if a request for a model on the Hugging Face hub times out, let all later requests fail at once.
 
     huggingface_hub requests each of a model's files several times and waits for each answer. If a request fails, the
     library reads its cache, as it does offline. Requests without a time limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by

@@ -31,7 +31,7 @@ def is_new(folder: Path) -> bool:
 
 
 def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None:
-    """Check that a folder is empty, so that nothing in it can be overwritten.
+    """Check that a folder is empty, so that the run can overwrite no file.
 
     Args:
         key: The configuration key that names the folder.

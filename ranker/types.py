@@ -181,7 +181,7 @@ class Loss(Protocol):
     """Return the mean over groups of each group's own value, a scalar. All inputs are [batch, docs].
 
     Three class attributes are True if left out. `pairwise = False` declares that the loss computes no tensor
-    [batch, docs, docs]; other losses are called with few groups at a time if there are in-batch negatives.
+    [batch, docs, docs]. With in-batch negatives, all other losses are called with few groups at a time.
     `needs_negatives = False` declares that the loss learns from a group of relevant docs alone; for other losses,
     `batch.docs` must be larger than `batch.positives`. `sorts_all = False` declares that the loss learns which docs are
     best, but not their order. Two more attributes are False if left out. With `against_reference = True` the training

@@ -39,7 +39,7 @@ def hessian_traces(
     where g is the gradient of the loss.
 
     Args:
-        losses: Functions that return a loss, []. Traces are those of the losses' mean.
+        losses: Functions that return a loss, a scalar. Traces are computed for the mean of the losses.
         weights: Name -> weight on which the losses depend.
         draws: Number of random vectors for each loss.
         seed: Seed of the random vectors.

@@ -62,7 +62,8 @@ def _overview() -> list[str]:
     for command in COMMANDS:
         first = Path(CONF / f"{command}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
         lines.append(f"  {command:10} {first.lstrip('# ')}")
-    lines.append(f"  {REPLAY:10} `{REPLAY} RUN/nonfinite/step-N` repeats a training step that was not finite.")
+    replay = f"`{REPLAY} RUN/nonfinite/step-N` repeats a training step whose loss or gradient was NaN or infinite."
+    lines.append(f"  {REPLAY:10} {replay}")
     return [
         *lines,
         "",

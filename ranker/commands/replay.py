@@ -1,4 +1,4 @@
-"""`ranker replay RUN/nonfinite/step-N`: repeat a training step that was not finite.
+"""`ranker replay RUN/nonfinite/step-N`: repeat a training step whose loss or gradient was NaN or infinite.
 
 The same hardware and software give the same loss. `python -m ranker.commands.replay FOLDER` does the same.
 """

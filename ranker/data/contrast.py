@@ -79,7 +79,7 @@ def contrast(
     this step. Docs are compared by the tokens that the model reads. A group ranks all docs of the step with two
     exceptions:
 
-    - docs that equal a positive of its query, and docs that have the query's id or text; but the positives that were
+    - docs that equal a positive of the group's query, and docs with the query's id or text; but the positives that were
       drawn for this group are ranked;
     - docs of other groups that equal a doc of this group, because one doc would have two labels.
 

@@ -1,4 +1,4 @@
-"""Access to ir_datasets: sets by id, one builder of caches at a time, no wait for dead servers, errors of one line."""
+"""Access to ir_datasets: open sets by id, let one process at a time build caches, give up early on dead servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_dataset(dataset_id: str) -> Any:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let only one process at a time download and build caches, which ir_datasets does not protect."""
+    """Let only one process at a time download and build caches, because ir_datasets does not lock them."""
     import ir_datasets
 
     home = ir_datasets.util.home_path()

@@ -85,7 +85,7 @@ def docs_of(dataset_id: str) -> IrDatasetsDocs | TsvDocs:
     """Return the docs of a corpus.
 
     If the corpus is a file of lines with id and text, as MS MARCO's passages are, docs are read from this file. The
-    store of ir_datasets would take the same disk space again, and the construction of its index of 8.8 million ids some
+    store of ir_datasets would take as much disk space again, and the construction of its index of 8.8 million ids some
     4 GB of memory.
 
     Args:
@@ -122,7 +122,7 @@ def _text_file(dataset: Any) -> Path | None:
 
 
 def _is_whole(store: Any) -> bool:
-    """Return whether a store has its index, which is written last; a store of a killed process may have no index."""
+    """Return whether a store is complete: whether its index exists, which is written last."""
     try:
         return not hasattr(store, "lookup") or not store.built() or len(store.lookup.idx()) > 0
     except OSError:

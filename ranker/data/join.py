@@ -38,7 +38,7 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 
 def join_groups(batches: Sequence[RankBatch], share: float) -> RankBatch:
-    """Return one batch with the groups of several batches, which have the same number of cells per group.
+    """Return one batch with the groups of several batches. All batches have the same number of docs per group.
 
     Args:
         batches: One or more batches for the same scorer, with labels [groups, docs] of the same width.

@@ -51,10 +51,9 @@ class JudgedGroups(PooledGroups):
         prompt_tokens: Number of prompt tokens that the stores hold before each query and before each doc.
 
     Raises:
-        DataError: No query has a relevant doc. Without `random_negatives`, there are two more cases. First, no query
-            with a relevant doc has a negative. Second, `negatives` and `teacher` are None, and a query with a relevant
-            doc has no negative among its candidates. With `negatives` or `teacher`, a query without negatives is left
-            out.
+        DataError: No query has a relevant doc. Without `random_negatives`, two more cases are errors: no query with a
+            relevant doc has a negative; or `negatives` and `teacher` are None, and some query with a relevant doc has
+            no negative among its candidates. With `negatives` or `teacher`, queries without negatives are left out.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ def _grade_label(judged: dict[str, int], doc_id: str) -> float:
 
 
 def _check_number(collection: Collection, num_kept: int, num_without_negatives: int) -> None:
-    """Warn of judged queries that are left out; refuse a training set without any query."""
+    """Warn of judged queries that are left out; raise an error for a training set without any query."""
     num_judged = len(collection.qrels)
     if not num_kept and num_without_negatives:
         raise DataError(

@@ -1,6 +1,6 @@
 """Rows with a query and several of its docs: compute their numbers of tokens, and build these rows.
 
-A scorer with `reads = "lists"` gets queries and docs as separate texts without special tokens, and builds its rows on
+A scorer with `reads = "lists"` gets queries and docs as separate texts without special tokens. It builds its rows on
 the device, because at inference the docs of a row may depend on the scores of other rows.
 """
 

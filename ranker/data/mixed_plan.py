@@ -19,7 +19,7 @@ class Part:
 
     Args:
         set_index: Number of the set.
-        draw: Number of the pass over the set, which replaces the epoch when the docs of these groups are drawn.
+        draw: Number of the pass over the set. The docs of these groups are drawn with this number as the epoch.
         groups: Numbers of the groups within the set, int64 [groups].
     """
 

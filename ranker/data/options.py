@@ -20,8 +20,8 @@ class BatchOptions:
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Number of worker processes that prefetch batches.
         grows: Whether a training raises `max_tokens` if the largest group does not fit.
-        novelty: Smallest similarity to a better doc of its group with which a doc gets label 0 (`NovelGroups`); None:
-            labels do not change.
+        novelty: A doc whose similarity to a better doc of its group is at least this gets label 0 (`NovelGroups`).
+            None: labels do not change.
     """
 
     queries: int = 32
@@ -38,7 +38,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class TrainDocs:
-    """Sources of docs and labels of training groups, which replace or extend the candidates and judgements.
+    """Where docs and labels of training groups come from, if not only from the candidates and judgements.
 
     Args:
         negatives: Path of a run of mined negatives, drawn in place of the candidates; None: the candidates.

@@ -22,11 +22,11 @@ def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarr
     `longest_first`, a pair is truncated in the same way if all three conditions hold:
 
     - the query has fewer than `max_query_tokens` tokens,
-    - the pair fits whole, or the query takes at most half of the room for texts, and
-    - the doc has fewer than `max_doc_tokens` tokens, or the pair's limit has no room for more tokens.
+    - the whole pair fits, or the query has at most (`max_pair_tokens` - number of special tokens) / 2 tokens, and
+    - the doc has fewer than `max_doc_tokens` tokens, or `max_pair_tokens` leaves room for at most so many doc tokens.
 
-    The store cuts long texts. So a text with the store's largest number of tokens may have been longer, and counts as
-    longer.
+    The store cuts long texts. So a text with the store's largest number of tokens may have been longer, and is treated
+    as longer.
 
     Args:
         collator: Collator of a scorer that reads pairs.

@@ -98,7 +98,7 @@ def read_score(text: str | bytes, where: str, single: bool = False) -> float:
     Args:
         text: The number.
         where: Start of the message: file and line.
-        single: Whether the number must also be finite in single precision, which training uses for labels and scores.
+        single: Whether the number must also be finite in single precision, because training stores it in float32.
 
     Raises:
         DataError: The text is no such number.

@@ -1,6 +1,6 @@
 """Queries that are docs of the collection (ArguAna, Quora).
 
-A query's own doc is left out of rankings and negatives. If such docs are not left out, a warning is logged.
+The doc with a query's own id is left out of this query's ranking and negatives. Otherwise, a warning is logged.
 """
 
 from __future__ import annotations

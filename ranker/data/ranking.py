@@ -58,7 +58,7 @@ def separate_ties(run: Run) -> Run:
 
 
 def require_finite(run: Run) -> None:
-    """Refuse scores that are NaN, infinite, or infinite in float32, which other tools use for scores.
+    """Refuse scores that are NaN, infinite, or infinite in float32, because other tools store scores in float32.
 
     Raises:
         DataError: A score is refused; the message has the number of such scores, and the first query and doc.

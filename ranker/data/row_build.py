@@ -54,9 +54,9 @@ class RowSources:
 def build_rows(sources: RowSources, folder: Path, relevant: Relevant) -> None:
     """Write the tables and arrays of all sets, and `meta.json`.
 
-    Texts are written to the disk at once. In memory are 16 bytes for each different text, a few million pairs during
-    sorting, and a few chunks of rows, which several processes parse. All numbers depend on the order of the rows, not
-    on the processes.
+    Texts are written to the disk at once. Memory holds 16 bytes for each different text, a few million pairs during
+    sorting, and a few chunks of rows. Several processes parse the chunks. The numbers of texts and queries depend only
+    on the order of the rows, not on the processes.
 
     Args:
         sources: The files.
@@ -198,7 +198,7 @@ def _refuse_unknown(
 
 
 def _read_table(paths: list[Path], folder: Path, name: str) -> TextWriter:
-    """Read files with the columns id, text and perhaps title into a table with these ids."""
+    """Read files with the columns id, text and optionally title into a table with these ids."""
     writer = TextWriter(folder, name, given_ids=True)
     for path in paths:
         columns = read_columns(path)

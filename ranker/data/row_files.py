@@ -66,7 +66,7 @@ def read_columns(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file that are not parsed yet; `rows` parses them, perhaps in another process.
+    """Consecutive rows of a file that are not parsed yet. `rows` parses them; another process may call it.
 
     Args:
         path: The file.

@@ -66,7 +66,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape of rows, which says how rows are read.
+    """A shape of rows. It determines how rows are read.
 
     Args:
         name: A key of `SHAPES`.

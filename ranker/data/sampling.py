@@ -122,8 +122,8 @@ class PooledGroups(ABC):
         positives: Relevant docs of each group.
         negatives: Other docs of each group.
         corpus_size: Number of docs in the store.
-        query_doc_rows: Row of the doc that has the query's id, -1 if there is no such doc, integers [groups]. May
-            be None if there are no random negatives.
+        query_doc_rows: Row of the doc with the same id as the query, or -1 if there is no such doc, integers [groups].
+            In some collections (ArguAna, Quora), queries are also docs. May be None if there are no random negatives.
 
     Attributes:
         negatives: See above. The attribute may be set to replace the negatives.
@@ -174,7 +174,7 @@ class PooledGroups(ABC):
     def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
         """Put random docs of the corpus into the empty cells of `rows`, in place.
 
-        Relevant docs, the query's own doc and docs of the group are not used.
+        Relevant docs, docs of the group, and the doc with the same id as the query are not used.
         """
         assert self._query_doc_rows is not None
         for i, slot in zip(*np.nonzero(rows < 0), strict=True):

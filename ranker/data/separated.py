@@ -16,7 +16,7 @@ _LINE_FEED, _TAB, _RETURN = 10, 9, 13
 
 
 def whole_lines(stream: IO[bytes] | GzipFile | BufferedReader, size: int = BLOCK) -> Iterator[bytes]:
-    r"""Yield a stream in blocks of about `size` bytes that end with a line feed, which the last line gets if necessary.
+    r"""Yield a stream in blocks of about `size` bytes that end with a line feed; if necessary, one is added at the end.
 
     >>> import io
     >>> list(whole_lines(io.BytesIO(b"1\n22\n333\n4"), size=4))

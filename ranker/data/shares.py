@@ -10,9 +10,9 @@ from fractions import Fraction
 def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float | None) -> list[float]:
     """Return each set's share of the training groups: its weight times its size to the power 1 / temperature.
 
-    With temperature 1, shares are in proportion to the sizes; a higher temperature makes the shares more equal
-    (Arivazhagan et al., 2019, arXiv:1907.05019, section 4; with sizes that have an upper bound: Raffel et al., 2020,
-    arXiv:1910.10683, section 3.5.2).
+    With temperature 1, shares are in proportion to the sizes. A higher temperature makes the shares more equal
+    (Arivazhagan et al., 2019, arXiv:1907.05019, section 4). Raffel et al., 2020 (arXiv:1910.10683, section 3.5.2) also
+    limit the sizes.
 
     Args:
         sizes: Number of groups of each set, at least 1 if the weight is above 0.

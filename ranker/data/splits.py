@@ -134,7 +134,7 @@ def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Coll
 
 
 def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
-    """Warn of judged docs that the collection lacks; these docs still count in the denominator of every measure.
+    """Warn of judged docs that are not in the collection; they still count in the denominator of every measure.
 
     Args:
         qrels: The judgements.

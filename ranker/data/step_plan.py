@@ -1,4 +1,4 @@
-"""Plan the optimizer steps: choose the groups of each step, and deal them to devices and micro-batches."""
+"""Plan the optimizer steps: choose the groups of each step, and divide them among devices and micro-batches."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class HashedOrder:
 
 
 def group_order(num_groups: int, seed: int, epoch: int) -> np.ndarray | HashedOrder:
-    """Return the epoch's order of groups, which takes no memory for very many groups (MS MARCO's triples)."""
+    """Return the epoch's order of groups. For very many groups (MS MARCO's triples), the order takes no memory."""
     if num_groups > _MAX_PERMUTED_GROUPS:
         return HashedOrder(num_groups, seed, epoch)
     return np.random.default_rng([seed, epoch]).permutation(num_groups)

@@ -53,7 +53,7 @@ class TextEncoder:
         max_tokens: Longer texts keep their first `max_tokens` tokens.
 
     Attributes:
-        by_word: Whether the tokens of a text are those of its words, split at white space, one after another.
+        by_word: Whether a text's tokens equal the tokens of its words, split at white space, one after another.
         dtype: Type of the token ids.
         unknown: Id of the token for what is not in the vocabulary; -1: there is none.
 

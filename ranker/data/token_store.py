@@ -1,8 +1,8 @@
-"""Token stores: texts are tokenized once into memory-mapped files, of which a collator copies slices.
+"""Token stores: texts are tokenized once into memory-mapped files. A collator copies slices of these files.
 
 A store is a folder of flat little-endian arrays: `tokens.bin`, `offsets.bin` (row r is `tokens[offsets[r]:offsets[r +
-1]]`), `ids.bin` (UTF-8, fixed width), `order.bin` (the rows sorted by id) and `meta.json`. The store has no special
-tokens, which the template of a row adds. See docs/token_store.md.
+1]]`), `ids.bin` (UTF-8, fixed width), `order.bin` (the rows sorted by id) and `meta.json`. A store contains no special
+tokens; the template of a row adds them. See docs/token_store.md.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def build_token_store(
     Args:
         texts: (id, text) pairs, read once. Memory does not grow with their number, except for 12 bytes per id during
             the sorting of ids.
-        folder: Folder of the store, which appears when the store is finished.
+        folder: Folder of the store. It appears when the store is finished.
         tokenizer: A fast tokenizer; not modified.
         max_tokens: Longer texts keep their first `max_tokens` tokens.
         fingerprint: Identity of the texts, stored in `meta.json`.

@@ -162,9 +162,9 @@ def _encoded(
 ) -> Generator[tuple[np.ndarray, Encoded]]:
     """Tokenize chunks in threads and yield them in order, with a bounded number in progress.
 
-    The tokenizer's own thread pool is not used, because it would outlive the build: a DataLoader worker that forks
-    later would inherit the pool's locks without its threads, which gives a deadlock, or a warning per worker. Python
-    threads are as fast, because the tokenizer releases the interpreter lock.
+    The tokenizer's own thread pool is not used, because it would outlive the build. A DataLoader worker that forks
+    later would inherit the pool's locks without its threads. The result would be a deadlock, or a warning per worker.
+    Python threads are as fast, because the tokenizer releases the interpreter lock.
     """
     cores = available_cores()
     threads = min(cores, MAX_THREADS)

@@ -81,7 +81,7 @@ class DistillationModule(RerankModule):
         self._score_loss = MSE()
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the weighted sum of the parts of the loss (see `Layers`), averaged over groups, []."""
+        """Return the weighted sum of the parts of the loss (see `Layers`), averaged over groups, a scalar."""
         assert batch.pairs is not None
         weights, student = self.options, self.scorer
         taught, taught_attention, target = self._teaching(batch)
@@ -146,7 +146,7 @@ def _scores(scorer: Any, states: Tensor, batch: RankBatch) -> Tensor:
 
 
 def _mean(values: Tensor, batch: RankBatch) -> Tensor:
-    """Average values [tokens] over the tokens of each row, then over a group's docs, then over the groups, []."""
+    """Average values [tokens] over each row's tokens, then over a group's docs, then over groups; return a scalar."""
     assert batch.pairs is not None
     lengths = batch.pairs.cu_seqlens.diff().long()
     rows = torch.repeat_interleave(lengths, output_size=len(values))

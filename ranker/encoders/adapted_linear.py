@@ -3,7 +3,7 @@
 y = W x + s B A x equals [W, s B] [x, A x]. So the adapter adds `rank` columns to the product with the frozen weight.
 Separate products would read and write all outputs once more. In the backward pass, one product with [W, s B] gives the
 gradients of x (through W) and of A x. Layers that read the same states (query, key and value; gate and up) are stacked:
-one product computes A x for all of them, and another one their outputs.
+one product computes A x for all these layers, and another product computes their outputs.
 
 This works only if the adapters' inputs have no dropout, because with dropout each layer reads different states.
 """

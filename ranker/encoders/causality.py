@@ -1,4 +1,7 @@
-"""Find out whether a model is causal, and which pooling suits it: in a causal model only the last token sees all."""
+"""Find out whether a model is causal, and which pooling suits it.
+
+In a causal model, only the last token attends to all tokens.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Classifier:
         head: The output layer, with 1 or 2 outputs, or the own head of a family's classification model.
         pooling: The states that an output layer reads, see `ranker.interactions.pooling`; `auto` for a family's own
             head.
-        dense: A linear layer between pooling and output layer, which is followed by tanh; None: there is neither.
+        dense: A linear layer between pooling and output layer. A tanh follows it. None: neither of the two exists.
         dropout: Dropout rate before the output layer, or in a family's own head.
     """
 

@@ -40,7 +40,7 @@ def compile_layers(model: nn.Module) -> int:
 
 
 def _when_all_layers(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that runs only if a pass returns all states; transformers collects states by it, uncompiled."""
+    """Return a hook that runs only if a pass returns all states; transformers collects states with it, uncompiled."""
 
     def call(module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
         forward = module.packing.current
@@ -76,7 +76,7 @@ def compiled_layer(
     hashes: Tensor | None,
     first_tokens: Tensor | None,
 ) -> Tensor:
-    """Run `post_norm_layer`, compiled for any number of tokens and rows; arguments and result are the same."""
+    """Run `post_norm_layer`, compiled for any number of tokens and rows, with its arguments and result."""
     _mark_dynamic(
         (states, 0),
         (rows.cu_seqlens, 0),
@@ -99,7 +99,7 @@ def compiled_pre_norm_layer(
     hashes: tuple[Tensor | None, Tensor | None],
     first_tokens: Tensor | None,
 ) -> Tensor:
-    """Run `pre_norm_layer`, compiled for any number of tokens and rows; arguments and result are the same."""
+    """Run `pre_norm_layer`, compiled for any number of tokens and rows, with its arguments and result."""
     _mark_dynamic(
         (states, 0),
         (rows.cu_seqlens, 0),

@@ -1,7 +1,7 @@
-"""Dropout by hash: the mask of a value depends only on its place in the optimizer step, so hardware does not matter.
+"""Dropout by hash: whether a value is dropped depends only on its place in the optimizer step, not on the hardware.
 
 Each mask is a hash of (seed, row id, position, site, column); a site is a place in the model that has dropout. So masks
-do not depend on devices, micro-batches and the order of rows, no random state has to be stored, and a repeated pass has
+do not depend on devices, micro-batches or the order of rows. No random state has to be stored, and a repeated pass uses
 the same masks.
 """
 
@@ -28,8 +28,8 @@ def dropout_hashes(seed: int | Tensor, row_ids: Tensor, position_ids: Tensor, si
     """Hash everything that a token's masks depend on, except the column.
 
     Args:
-        seed: Seed of the optimizer step; the lowest 64 bits count. It is a tensor int64 [] on the device if it must not
-            become a constant (CUDA graphs).
+        seed: Seed of the optimizer step; the lowest 64 bits count. For CUDA graphs, in which it must not become a
+            constant, it is an int64 scalar tensor on the device.
         row_ids: Id of each token's row within the step, int64 [tokens].
         position_ids: Position of each token in its row, int64 [tokens].
         sites: Number of sites of the model.
@@ -103,7 +103,7 @@ class HashedDropout(nn.Dropout):
         self.sites, self.source = sites, source
 
     def forward(self, values: Tensor) -> Tensor:
-        """Drop values [..., dim]. Outside of the encoder's forward pass, do the same as `nn.Dropout`."""
+        """Drop values [..., dim]. Outside of the encoder's forward pass, act like `nn.Dropout`."""
         if not self.training or self.p == 0:
             return values
         found = self._hashes(values)

@@ -20,8 +20,7 @@ from ranker.types import TokenBatch
 class Encoder(ModelRunner):
     """Turn ragged token batches into states: one vector for each token.
 
-    The constructor, the paths and the attributes are those of `ModelRunner`. A row gets the same states as if it were
-    the only row.
+    `ModelRunner` defines the constructor, the paths and the attributes. A row's states do not depend on the other rows.
     """
 
     def forward(self, batch: TokenBatch) -> Tensor:
@@ -58,7 +57,7 @@ class Encoder(ModelRunner):
         return last(self._run(batch, Output.FIRST_TOKENS, skipped=above))[: batch.num_rows].to(self.model.dtype)
 
     def last_of_groups(self, batch: TokenBatch, sizes: Sequence[int]) -> Tensor:
-        """Return the last layer's state of each row's last token, [rows, dim]; a group's common prefix runs only once.
+        """Return the last layer's state of each row's last token, [rows, dim]; compute a group's common prefix once.
 
         In training, the dropout masks of a prefix are those of the first row of its group.
 
@@ -77,7 +76,8 @@ class Encoder(ModelRunner):
     def layers(self, batch: TokenBatch, begin: Begin | None = None) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
-        A layer runs when its states are read: stop early to skip the rest (not in transformers' own forward pass).
+        A layer runs when its states are read. If the caller stops reading, the remaining layers do not run (except in
+        transformers' own forward pass).
 
         Args:
             batch: The batch.

@@ -11,7 +11,7 @@ from ranker.errors import ConfigError
 
 @dataclass(frozen=True)
 class Execution:
-    """Options that change how fast an encoder computes. They change results only by rounding, if not said otherwise.
+    """Options that change how fast an encoder computes. Unless stated otherwise, they change results only by rounding.
 
     Args:
         ragged: Run without padding if the family can. False: run transformers' own forward pass over padded rows.
@@ -25,8 +25,8 @@ class Execution:
             to gain from it; True: for all.
         checkpointing: Recompute the activations of each layer in the backward pass instead of storing them: a third
             more work for a fraction of the memory.
-        share_prefix: For `LMReranker`: if the prompts of a query's docs begin with the same tokens, compute these only
-            once. Their dropout masks are then those of the query's first doc.
+        share_prefix: For `LMReranker`: if the prompts of a query's docs begin with the same tokens, compute these
+            tokens only once. Their dropout masks are then those of the query's first doc.
         quantize_aware: Round the weights and inputs of linear layers to int8 in each forward pass, as int8 inference
             does (`ranker.encoders.quantized`). This changes results by more than rounding in full precision.
         trust_remote_code: Whether to allow running code that comes with weights. Never read from a stored

@@ -46,7 +46,7 @@ class Family:
         model_type: The family's `model_type` in transformers.
         layers: Kind of the model's layers, if this package can run them without padding. The kind determines module
             names and computation. `bert`: `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, ...,
-            absolute positions, post-norm layers. `distilbert`: the same without segments, with names such as
+            absolute positions, post-norm layers. `distilbert`: as `bert`, but without segments, and with names such as
             `transformer.layer.0.attention.q_lin`. `modernbert`: `embeddings.tok_embeddings`, `layers.0.attn.Wqkv`, ...,
             rotary positions, pre-norm layers. None: the model runs through transformers' own forward pass.
         positions_after_padding: Whether position ids start at `pad_token_id + 1`, as in RoBERTa, which needs 514

@@ -130,7 +130,7 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None, trained: 
 
 
 def check_shared_prefix(encoder: Any) -> None:
-    """Refuse an encoder whose rows can't share a prefix, which a forward pass over two rows tests.
+    """Refuse an encoder whose rows can't share a prefix. A forward pass over two rows tests this.
 
     Args:
         encoder: An `Encoder`.

@@ -1,4 +1,4 @@
-"""Gated feed-forward layers, down(silu(gate(x)) * up(x)), with adapted layers that run stacked (`adapted_linear`).
+"""Gated feed-forward layers, down(silu(gate(x)) * up(x)), whose gate and up are computed together (`adapted_linear`).
 
 One matrix product computes the outputs of gate and up as one tensor [tokens, 2 * dim]. One kernel reads this tensor and
 computes silu(gates) * values. In the backward pass, one kernel writes the gradient of the whole tensor.
@@ -63,10 +63,10 @@ gated_silu.register_autograd(_backward, setup_context=_keep)
 
 
 def use_gated_kernel(model: nn.Module) -> int:
-    """Let a model's gated feed-forward layers use `gated_silu` in passes that run stacked; return how many do so.
+    """Let a model's gated feed-forward layers use `gated_silu` in passes with stacked weights; return how many do so.
 
-    A module is such a layer if it has layers with the names `PARTS`, if its gate and up are stacked together, and if it
-    computes down(silu(gate(x)) * up(x)) for random x.
+    A module is such a layer if three conditions hold: it contains layers with the names `PARTS`, its gate and up are
+    stacked together, and it computes down(silu(gate(x)) * up(x)) for random x.
     """
     found = 0
     module: Any

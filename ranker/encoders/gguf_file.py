@@ -1,4 +1,4 @@
-"""GGUF files: parsed once, where transformers parses them for configuration, tokenizer and weights."""
+"""Parse a GGUF file once. transformers would parse it three times: for configuration, tokenizer and weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Load = TypeVar("Load", bound=Callable[..., Any])
 
 @contextlib.contextmanager
 def parsed_once() -> Iterator[None]:
-    """Let transformers' readings in the block share one `gguf.GGUFReader` per file, which takes seconds to make.
+    """Let all reads by transformers in the block share one `gguf.GGUFReader` per file: making one takes seconds.
 
     Raises:
         ImportError: The package gguf is not installed.

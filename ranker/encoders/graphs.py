@@ -27,7 +27,7 @@ ROW_MULTIPLE = 16  # the number of rows is rounded up to a multiple of this
 # work takes longer than the kernel launches (docs/performance.md).
 MAX_SMALL_PASS = 2e12
 
-Body = Callable[[TokenBatch, Tensor], Tensor]  # (batch, seed int64 []) -> states
+Body = Callable[[TokenBatch, Tensor], Tensor]  # (batch, seed: int64 scalar) -> states
 
 
 def rounding(tokens: int) -> int:
@@ -153,7 +153,7 @@ def _has_room(extra: int) -> bool:
 
 
 class _Lease:
-    """An object to which everything refers that still needs the activations of a forward pass."""
+    """Shows whether the activations of a forward pass are still needed: everything that needs them refers to this."""
 
     ended = False
 
@@ -164,7 +164,7 @@ def _free(lease: weakref.ref[_Lease]) -> bool:
 
 
 class _Body(nn.Module):
-    """A body and its model as one module, so that other parameters can be used for a call."""
+    """A function to capture and its model as one module, so that a call can use other parameters."""
 
     def __init__(self, body: Body, model: nn.Module) -> None:
         super().__init__()

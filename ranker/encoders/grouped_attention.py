@@ -1,4 +1,4 @@
-"""Attention within packed rows with fewer key heads than query heads, which does not repeat keys and values.
+"""Attention within packed rows with fewer key heads than query heads. Keys and values are not repeated.
 
 It is one operation for torch.compile, so that a compiled layer is not split. Short causal rows run through this
 package's kernel (`kernels.grouped_attention`). Other rows run through torch's flash attention, whose operator supports
@@ -55,7 +55,7 @@ def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
     ends = layout.batch.cu_seqlens
     short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
     wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
-    # layers are compiled again for each bound, so all short rows get the same bound
+    # layers are compiled again for each bound, so all short rows get one bound
     return GroupedRows(ends, layout.blocks if short else ends, max(longest, 512), short, wide)
 
 

@@ -1,4 +1,4 @@
-"""The kernels of one post-norm layer: those of Triton, for rows or for lists."""
+"""The Triton kernels of one post-norm layer, for rows or for lists."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class LayerFunctions(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Dropout at one site of the model.
+    """Dropout at one site, a place in the model that has dropout.
 
     Args:
         hashes: One row of `dropout_hashes`, int32 [tokens]; None: no dropout.
@@ -237,5 +237,5 @@ def linear_residual_norm(
 
 
 def kernel_average(states: Tensor, queries: Tensor, rows: PackedRows) -> Tensor:
-    """Compute the same as `padded_average` without padding, with a kernel of this package."""
+    """Compute what `padded_average` computes, but without padding, with a kernel of this package."""
     return first.first_attention(states, queries, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0].to(states.dtype)

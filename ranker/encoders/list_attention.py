@@ -1,12 +1,12 @@
-"""List attention: a token attends to its own row and to the first tokens of the other rows of its list.
+"""List attention: a token attends to its own row and to the first tokens of the other rows (docs) of its list.
 
 This is the attention of the Set-Encoder (Schlatt et al., 2024, arXiv:2404.06912). A first token keeps its position 0,
 so the result does not depend on the order of the rows in a list.
 
-A model that was trained with lists of L rows gives the other rows too much weight in longer lists, because each of
-them adds a key to the softmax. With `list_size` = L, log((L - 1) / (n - 1)) is added to the logits of other rows' first
-tokens in a list of n rows. Together they then have the weight of L - 1 tokens: a row's attention stays the same if each
-of the other rows is repeated.
+If a model was trained with lists of L rows, it gives the other rows too much weight in longer lists, because each other
+row adds a key to the softmax. With `list_size` = L, log((L - 1) / (n - 1)) is added to the logits of other rows' first
+tokens in a list of n rows. These tokens together then have the weight of L - 1 tokens. A row's attention stays the same
+if each of the other rows is repeated.
 """
 
 from __future__ import annotations

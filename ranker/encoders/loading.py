@@ -97,7 +97,7 @@ def load_encoder(
 
     Raises:
         ConfigError: The encoder, package or folder does not exist, or an option is out of range.
-        CheckpointError: The checkpoint lacks weights of the encoder, which would be random; or model and tokenizer do
+        CheckpointError: The checkpoint lacks weights of the encoder, so they would be random; or model and tokenizer do
             not fit together.
     """
     adapter = None  # folder of an adapter; `name` is then its base
@@ -241,7 +241,7 @@ def _folder_of(name: str, cached: bool) -> str:
 
 
 def _find_modules(name: str, offline: bool) -> None:
-    """Warn if it is unknown whether a hub id has modules.json, which may name a head or a pooling of its own.
+    """Warn if it is unknown whether the repository of a hub id contains modules.json, which may name a head or pooling.
 
     It is unknown if transformers has filled the cache: it loads the weights without that file.
 

@@ -4,7 +4,7 @@ The base is frozen. Each chosen linear layer y = W x becomes y = W x + (alpha / 
 creates and initializes these layers, and defines the format of their files. The forward pass is this package's own: it
 computes in the precision of the states, while peft converts the states to the precision of A and B. On CUDA in half
 precision, an adapter becomes a part of its layer's matrix product (`adapted_linear`). Dropout by hash replaces peft's
-dropout modules, as all others (`Packing.find_dropout`), so masks do not depend on the layout of batches.
+dropout modules, like all other dropout modules (`Packing.find_dropout`). So masks do not depend on how a step is split.
 """
 
 from __future__ import annotations

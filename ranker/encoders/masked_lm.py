@@ -1,4 +1,4 @@
-"""The head of a family's masked language model, up to but without its last product, applied to the encoder's states.
+"""The head of a family's masked language model, without its last matrix product, applied to the encoder's states.
 
 The head turns states into inputs of the output layer (BERT: a linear layer, an activation and a norm). The caller
 computes the logits of all words, `[tokens, vocabulary]`, block by block.
@@ -134,7 +134,7 @@ class _Output(nn.Module):
 
     Args:
         output: The output layer.
-        embeddings: The embeddings with which it shares its matrix; None: it has a matrix of its own.
+        embeddings: The embeddings that share their matrix with the output layer; None: the layer has its own matrix.
     """
 
     def __init__(self, output: Any, embeddings: Any) -> None:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TokenCounts:
-    """Numbers of tokens that the training passes of an encoder computed.
+    """Counts of the tokens that an encoder processed in training passes.
 
     Args:
         computed_tokens: Number of tokens that went through the layers, padding included.
@@ -44,18 +44,21 @@ class TokenCounts:
 
 
 class ModelRunner(nn.Module):
-    """A transformers model with its tokenizer, the facts about it, and its forward passes over ragged batches.
+    """A transformers model with its tokenizer, its family's properties, and its forward passes over ragged batches.
 
-    Every family runs on the fastest path that gives a row the same states as if it were the only row (`path`):
+    A batch can run in several ways, called paths (`path`). Each family uses the fastest path on which a row's states
+    do not depend on the other rows:
 
     - `bert`, `distilbert`, `modernbert`: layers of this package, without padding (`ragged_forward`), for families with
       these layers (`Family.layers`);
     - `packed`: transformers' own forward pass on one row that contains all texts, without padding;
     - `padded`: transformers' own forward pass on groups of rows of near lengths, each padded to its longest row;
-    - `by_length`: the same on groups of rows of equal length, for families whose states depend on padding.
+    - `by_length`: transformers' own forward pass on groups of rows of equal length, for families whose states depend on
+      padding.
 
-    A family with layers of this package (`Family.layers`) takes their path, unless adapters or an option rule it out.
-    Otherwise, a few short rows run on the other paths, and the fastest correct path is taken (`traits`).
+    A family with layers of this package (`Family.layers`) uses their path, unless adapters or an option exclude it.
+    Otherwise, the constructor runs a few short rows on the other paths, and takes the fastest path that gives correct
+    states (`traits`).
 
     "Without padding" means that linear layers compute no padding token. On CUDA in half precision, attention computes
     none, either; it then applies no attention dropout.
@@ -108,14 +111,17 @@ class ModelRunner(nn.Module):
             self.run_by_transformers()
         if execution.quantize_aware:
             if has_adapter(model):
-                raise ConfigError("encoder.quantize_aware: expected false with adapters (lora=none), got true")
+                raise ConfigError(
+                    "encoder.quantize_aware: expected false with adapters, got true; set it to false, or remove the "
+                    "adapters with lora=none"
+                )
             quantized.aware(model)
 
     def run_by_transformers(self) -> None:
-        """Run transformers' own forward pass, on the path that a measurement finds.
+        """Use transformers' own forward pass from now on, on the path that a short test run selects.
 
-        Sharded layers and fp8 layers need this: the layers of this package read weights directly, but the weights of
-        these layers can be used only by calling their module.
+        This package's own layers read weights directly. The weights of sharded layers and of fp8 layers can be used
+        only by calling the module that contains them, so these layers need transformers' own forward pass.
         """
         model, tokenizer, execution = self.model, self.tokenizer, self.execution
         words: Any = model.get_input_embeddings().weight

@@ -40,8 +40,9 @@ def has_native_head(config: PretrainedConfig) -> bool:
 class NativeHead(nn.Module):
     """A sequence classification model without its encoder, which turns states into logits.
 
-    It is given the states of all tokens, however the encoder computed them. A measurement finds which states it reads:
-    those for which the gradient of a logit is not 0. Weights without a gradient, such as BigBird's pooler, are frozen.
+    The model gets the states of all tokens, however the encoder computed them. A short test run finds which states it
+    reads: those for which the gradient of a logit is not 0. Weights without a gradient, such as BigBird's pooler, are
+    frozen.
 
     Args:
         whole: The sequence classification model, from which the encoder is removed.
@@ -49,7 +50,7 @@ class NativeHead(nn.Module):
         dropout: Rate of all dropout modules in the head.
 
     Attributes:
-        reads: The tokens whose states it reads: `first`, `last`, or `all`.
+        reads: The tokens whose states the model reads: `first`, `last`, or `all`.
 
     Raises:
         CheckpointError: The logits differ from those of the whole model.
@@ -236,7 +237,7 @@ class GivenStates(nn.Module):
 
 
 class _Output(BaseModelOutputWithPooling):
-    """The output of a family's encoder; values that are not set, such as a cache, are None."""
+    """The output of a family's encoder. Values that are not set, such as a cache, are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

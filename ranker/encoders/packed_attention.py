@@ -1,8 +1,8 @@
 """Attention within rows for transformers' own models, in a packed pass or a pass over padded rows.
 
 transformers calls the attention function that is registered under a model's attention implementation. In a packed
-pass, the model reads one row [1, tokens] with all texts end to end. The attention function of this file reads the
-boundaries of the rows from the model's `Packing`.
+pass, the model reads one long row [1, tokens] that contains all texts. The attention function of this file reads from
+the model's `Packing` where each text begins. Every module of the model has a reference to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def packed_attention(
         query: [1, heads, tokens, head size].
         key: [1, key heads, tokens, head size].
         value: [1, key heads, tokens, head size].
-        attention_mask: None in a packed pass, which uses row boundaries; only used if the model itself is called.
+        attention_mask: The mask from transformers. It is None in a packed pass, which uses row boundaries. It is used
+            only if someone calls the transformers model directly, without the `Encoder`.
         dropout: Dropout rate of attention weights. Only attention with padding applies it (`attend_groups`).
         scaling: Factor of the logits; None: head size ** -0.5.
         options: `sliding_window`: tokens attend to tokens nearer than this; `softcap`: logits become softcap *
@@ -102,7 +103,7 @@ def _attend_apart(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float,
     scaling: float | None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Compute the same as `packed_attention`, outside of compiled code."""
+    """Compute what `packed_attention` computes, outside of compiled code."""
     forward = module.packing.current
     if forward is None:  # the model itself was called, and not the encoder
         return sdpa_attention_forward(
@@ -117,7 +118,9 @@ def _attend_apart(
     plain = rule.softcap is None and rule.bias is None
     if forward.batch.lists is not None:
         if rule.causal or not plain:
-            raise NotImplementedError("causal attention, position biases and soft caps have no form for lists")
+            raise NotImplementedError(
+                "attention across the docs of a query does not support causal attention, position biases or soft caps"
+            )
         window = None if rule.window is None else rule.window - 1
         query, key, value = states
         return list_attention(query, key, value, forward.layout, rule.scale, window, rate).unsqueeze(0), None
@@ -156,10 +159,10 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: AttentionRule) -> 
     """Compute attention from segments of rows to their prefixes and to themselves, [tokens, heads, head size]."""
     assert forward.prefixes is not None
     if not rule.causal or rule.bias is not None:
-        raise NotImplementedError("attention in both directions and position biases have no prefix to share")
+        raise NotImplementedError("prefixes can be shared only in causal models without position biases")
     query, key, value = states
     if rule.softcap is None and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
-        # the last key of each query is its own token, because the kernel aligns the ends of queries and keys
+        # the kernel aligns the last query with the last key, so the keys of a segment end with the segment's own tokens
         indices = forward.prefixes.key_indices
         parts = [query, *(part.index_select(0, indices) for part in (key, value))]
         return _flash(parts, forward, forward.prefixes.cu_keys, rule)
@@ -170,16 +173,16 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: AttentionRule) -> 
 
 
 def _all_read(forward: Pass, rule: AttentionRule) -> bool:
-    """Return whether a row's keys are limited by `attended` alone or by causality and window alone, not by both.
+    """Return False if the keys of a row are limited both by `attended` and by causality or a window; else True.
 
-    Kernels without padding align the last query of a row with its last key, so that they can't limit keys by both.
+    Kernels without padding align the last query of a row with its last key, so they can't apply both limits.
     """
     limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)
     return forward.batch.attended is None or not limited
 
 
 def row_mask(*args: Any, **options: Any) -> Tensor | None:
-    """Return None in a packed pass, where row boundaries take the place of a mask; else SDPA's mask."""
+    """Return None in a packed pass, which uses row boundaries instead of a mask; otherwise return SDPA's mask."""
     return None if packed_pass_runs() else sdpa_mask(*args, **options)
 
 

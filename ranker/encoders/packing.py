@@ -1,7 +1,7 @@
 """The running forward pass of a transformers model: its rows, and the dropout of token states.
 
-transformers passes neither to the model's attention and dropout. Each of the model's modules has a reference to the
-model's `Packing`, from which they read the running pass.
+transformers does not tell a model's attention and dropout where rows begin, or which values to drop. Each module of the
+model therefore has a reference to the model's `Packing`, from which it reads the running pass.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ class Pass:
         batch: The rows.
         layout: Row and position of each token.
         packed: Whether the model reads one row [1, tokens].
-        hashes: Dropout hashes, int32 [sites, rows, columns], for states [rows, columns, dim]; None: there is no
-            dropout, or torch draws it.
+        hashes: Hashes that decide dropout, int32 [sites, rows, columns], for states [rows, columns, dim]. A site is a
+            place in the model that has dropout. None if dropout is off, or if torch's own random generator draws the
+            masks.
         seed: Seed of the hashes.
-        prefixes: How the rows share prefixes; `batch` and `layout` are then those of its segments. None: rows do not
-            share prefixes.
+        prefixes: How the rows share prefixes. If set, `batch` and `layout` describe the segments (shared prefixes and
+            remainders) instead of whole rows. None if rows do not share prefixes.
         rows: Row boundaries, if attention within rows runs without padding on CUDA; compiled layers read them.
-        stacked: Whether layers with adapters run stacked (`adapted_linear.Siblings`).
+        stacked: Whether adapted layers that read the same input are computed together, with stacked weights
+            (`adapted_linear.Siblings`).
         kernels: Whether modules may use this package's kernels in place of their own code.
         last_only: Whether the pass returns only the last layer's states.
     """
@@ -76,17 +78,17 @@ class Pass:
 
 
 class Packing:
-    """The running forward pass of a model. A model has exactly one `Packing`, which `Packing.of` returns.
+    """Holds the forward pass that a model is running. A model has exactly one `Packing`; `Packing.of` returns it.
 
     Args:
         model: The model; each of its modules gets a reference to this object.
 
     Attributes:
         current: The running pass; None if no pass is running.
-        num_sites: Number of sites with dropout on token states; None before `find_dropout`.
+        num_sites: Number of sites, the places in the model with dropout on token states; None before `find_dropout`.
         own_implementation: The attention function with which the model was built.
-        attention_dropout: Whether the configuration has a dropout rate for attention weights; otherwise none is
-            dropped.
+        attention_dropout: Whether the configuration contains a dropout rate for attention weights. If it does not, no
+            attention weight is dropped.
         window_excess: See `Family`.
     """
 

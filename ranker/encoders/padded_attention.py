@@ -1,4 +1,4 @@
-"""Attention over padded groups of rows, with any rule of who attends to whom; for transformers' own models."""
+"""Attention of transformers' own models over padded groups of rows, with any rule of which tokens attend to which."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def attend_groups(states: list[Tensor], forward: Pass, rule: AttentionRule) -> T
         mask = _mask(keys, all_keys, rule, columns)
         if mask is None or rule.window is None:
             mixed = attend_padded(padded, mask, rule).transpose(1, 2)
-        else:  # padding and tokens that no other attends to may have no key in their window, and SDPA may return NaN
+        else:
+            # a padding token, or a token that the others do not attend to, may have no key in its window; SDPA may
+            # return NaN for it
             lonely = ~mask.any(-1, keepdim=True)
             mixed = attend_padded(padded, mask | lonely, rule).masked_fill(lonely, 0.0).transpose(1, 2)
         real_cells = real.flatten().nonzero_static(size=int(group.lengths.sum()))[:, 0]
@@ -86,8 +88,8 @@ def attend_padded(states: list[Tensor], mask: Tensor | None, rule: AttentionRule
 
     Args:
         states: Queries, keys and values [rows, heads, columns, head size].
-        mask: The keys that each query reads, bool, broadcast to [rows, heads, columns, columns]; None: all that a
-            causal rule leaves.
+        mask: The keys that each query reads, bool, broadcast to [rows, heads, columns, columns]. If it is None, only a
+            causal rule limits the keys.
         rule: The rule of attention; its window is not applied.
 
     Returns:

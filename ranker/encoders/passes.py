@@ -1,4 +1,4 @@
-"""What a forward pass is asked for, and what it returns; the same for every path."""
+"""The options of a forward pass and its result. All paths use them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ForwardPass(NamedTuple):
     Args:
         states: States in the order of the layers, [tokens, dim]. Without padding, they may be in half precision, and
             may have padding tokens at the end. With `Output.LAST_LAYER`, states of lower layers may be left out. With
-            `Output.FIRST_TOKENS`, the last states are [rows, dim], perhaps with padding rows at the end.
+            `Output.FIRST_TOKENS`, the last states are [rows, dim]; padding rows may follow at the end.
         computed_tokens: Tokens that the layers work on, padding included.
     """
 

@@ -1,4 +1,4 @@
-"""Choose, for models whose layers this package knows, the functions that run one batch's layers, and say why.
+"""Choose the functions that run the layers of a batch, for models whose layers this package knows; log the reasons.
 
 The paths, from the fastest to the slowest:
 

@@ -38,7 +38,7 @@ class PostNormStack:
         return layer.attention.self
 
     def activation_of(self, layer: Any) -> Callable[[Tensor], Tensor]:
-        """Return the activation of a layer's feed-forward block, which is the same in all layers."""
+        """Return the activation of the feed-forward blocks; all layers have the same activation."""
         return layer.intermediate.intermediate_act_fn
 
     def weights_of(self, layer: Any) -> LayerWeights:
@@ -55,7 +55,7 @@ class PostNormStack:
         return model.embeddings
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the dropout rates of the embeddings and of the layers, which all have the same rate."""
+        """Return the dropout rate of the embeddings, and that of the layers; all layers have the same rate."""
         rate = _rate(model)
         return rate, self.settings_of(self.layers_of(model)[0]).dropout if rate else 0.0
 

@@ -1,7 +1,7 @@
 """A pre-norm layer through this package's kernels, with explicit backward passes; CUDA in half precision.
 
 One kernel computes a residual sum and the norm after it, even if the norm belongs to the next layer. So a layer returns
-two terms, the sum so far and the output of its last linear layer, which the next layer's first kernel adds. Weight
+two terms: the sum so far, and the output of its last linear layer. The next layer's first kernel adds both. Weight
 gradients are computed in the precision of the weights, and nothing is copied. Layers with biases are not supported;
 ModernBERT has no biases.
 """
@@ -116,7 +116,7 @@ def norm_linear(
 
     Args:
         stream: The states.
-        gain: Gain of the norm, [dim]; None: no norm, as in the first layer, before which nothing is pending.
+        gain: Gain of the norm, [dim]; None: no norm, as in the first layer. Nothing is pending before that layer.
         weight: [out, dim]; None: no product, so the second result is the norm.
         dropout: Dropout of `pending`.
         epsilon: Epsilon of the norm.

@@ -23,7 +23,7 @@ class PreNormStack:
     """ModernBERT's embeddings and layers; for the methods see `ranker.encoders.stack.Stack`."""
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the dropout rates of the embeddings and of a layer's two sites; they are equal in all layers."""
+        """Return the dropout rates of the embeddings and of a layer's two sites; all layers have the same rates."""
         first = model.layers[0]
         return tuple(_rate(dropout) for dropout in (model.embeddings.drop, first.attn.out_drop, first.mlp.drop))
 
@@ -74,7 +74,7 @@ class PreNormStack:
 
 
 class _Sites:
-    """Dropout hashes of each site, in the order in which transformers' forward pass calls the dropout modules."""
+    """Dropout hashes of each site (a place in the model with dropout), in the order of transformers' dropout calls."""
 
     def __init__(self, model: Any, run: RaggedPass) -> None:
         dropouts = [model.embeddings.drop]

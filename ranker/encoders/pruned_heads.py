@@ -1,7 +1,8 @@
 """Load models with BERT's modules from which attention heads were removed.
 
-Their configuration has the key `pruned_heads` of transformers 4: layer -> indices of the removed heads. transformers 5
-does not read this key, so this module makes the linear layers smaller before the weights are loaded.
+The configuration of such a model contains the key `pruned_heads` of transformers 4: layer -> indices of the removed
+heads. transformers 5 does not read this key. So this module makes the linear layers smaller before the weights are
+loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def with_fewer_heads(kind: Any, config: Any) -> Any:
 
 
 def remove_heads(model: Any, removed: dict[int, list[int]]) -> None:
-    """Make the linear layers of attention smaller; they keep only the weights of the other heads."""
+    """Make the linear layers of attention smaller, so that they contain only the weights of the kept heads."""
     for number, heads in removed.items():
         attention = model.base_model.encoder.layer[number].attention
         own, size = attention.self, attention.self.attention_head_size

@@ -1,6 +1,6 @@
 """Linear layers in 8 bits: int8 on a CPU, fp8 on GPUs that support it; and training with the rounding of int8.
 
-Each token of the input, and each output unit of a layer, has its own scale, so the score of a pair does not depend on
+Each token of the input, and each output unit of a layer, has its own scale. So the score of a pair does not depend on
 the rest of the batch. Embeddings, norms, attention between tokens, and scoring heads keep their precision.
 """
 
@@ -70,7 +70,7 @@ class Int8Weight:
         return product.to(inputs.dtype).view(*inputs.shape[:-1], len(self.scale))
 
     def joined(self, others: list[Int8Weight]) -> Int8Weight:
-        """Return this weight with the rows of others below its own; the same object for the same weights."""
+        """Return this weight with the rows of others below its own rows. Equal arguments give the same object."""
         if self._joined is None or [*map(id, self._joined[0])] != [*map(id, others)]:
             parts = [self, *others]
             values, factors = torch.cat([part.values for part in parts]), torch.cat([part.scale for part in parts])
@@ -201,7 +201,7 @@ def aware(model: nn.Module) -> None:
 
 
 def to_int8(model: nn.Module) -> None:
-    """Replace the weights of a model's linear layers by int8 weights, which can't be trained or stored."""
+    """Replace the weights of a model's linear layers by int8 weights. int8 weights can't be trained or stored."""
     for _, _, linear in linear_layers(model):
         weight = Int8Weight.of(linear.weight)
         linear.__class__ = nn.Linear

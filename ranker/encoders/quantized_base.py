@@ -39,7 +39,7 @@ def quantize_base(model: nn.Module, kind: str) -> None:
 
 
 def rounded_layer(linear: nn.Linear, kind: str) -> nn.Module:
-    """Return a linear layer with rounded weights, which are not part of any state dict.
+    """Return a linear layer with rounded weights. No state dict contains these weights.
 
     Args:
         linear: The layer.

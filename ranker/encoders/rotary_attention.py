@@ -1,7 +1,7 @@
 """Attention modules of transformers whose queries and keys one kernel normalises and rotates (`rotary_heads`).
 
-A module uses the kernel in packed passes on CUDA in half precision, if it computes the same (`rotary_probe`).
-Everywhere else its own code runs.
+A module uses the kernel in packed passes on CUDA in half precision, if the kernel computes what the module's own code
+computes (`rotary_probe`). Everywhere else the module's own code runs.
 """
 
 from __future__ import annotations

@@ -168,9 +168,9 @@ def rotary_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries and keys, normalised and rotated, and values, each [tokens, own heads, dim].
 
-    With y = x / sqrt(mean(x ** 2) + epsilon) * gain, or y = x without norms, a head of a query or key becomes
-    y * cos + rotate_half(y) * sin, where rotate_half(y) is the second half of y, negated, and then its first half. The
-    sums are in float32, in float64 for float64. Values are a view of `x`.
+    Let x be a head of a query or key. With norms, y = x / sqrt(mean(x ** 2) + epsilon) * gain; without norms, y = x.
+    The head becomes y * cos + rotate_half(y) * sin, where rotate_half(y) is the second half of y, negated, followed by
+    the first half. Sums are in float32, or in float64 for float64 inputs. Values are a view of `x`.
 
     Args:
         x: Queries, keys and values, [tokens, all heads * dim].

@@ -106,7 +106,7 @@ def _probe(module: Any, dim: int, epsilon: float | None) -> dict[str, Any] | Non
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether the heads of each token are the same, relative to the token's largest value."""
+    """Return whether two tensors of heads are equal, up to a difference relative to each token's largest value."""
     if one.shape != other.shape:
         return False
     difference, largest = ((part.abs().amax((1, 2))) for part in (one.double() - other, other))

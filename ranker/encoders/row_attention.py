@@ -1,4 +1,4 @@
-"""Self-attention on a CPU: torch's attention is called for each row, so nothing is padded and most rows need no mask.
+"""Self-attention on a CPU: torch's attention is called row by row, so nothing is padded, and most rows need no mask.
 
 On a CPU, the overhead of a call is small compared with the work on a row. On a GPU it is large, so rows are padded
 there if no kernel without padding runs (`padded_attention`).

@@ -1,8 +1,8 @@
 """Share prefixes: tokens with which several rows begin are computed once, and all these rows attend to them.
 
 In a causal model, the state of a token depends only on the tokens up to it. The prompts of a query's docs begin with
-the same instruction and query, so their states are equal there. The batch is cut into segments: a prefix of several
-rows, and the rest of each row. The positions of a segment continue where its prefix ends.
+the same instruction and query, so the states of these tokens are equal. The batch is cut into segments: each prefix
+that several rows share, and the rest of each row. The positions of a rest continue where its prefix ends.
 """
 
 from __future__ import annotations

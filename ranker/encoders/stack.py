@@ -31,7 +31,7 @@ class RaggedPass:
         execution: Options.
         output: States to return.
         unpadded: Whether attention runs without padding.
-        seed: Seed of the dropout masks, a tensor int64 [] in a CUDA graph; None: drawn from torch's generator.
+        seed: Seed of the dropout masks, an int64 scalar tensor in a CUDA graph; None: drawn from torch's generator.
         ids_in_table: Whether the word table has a row for every token id of the tokenizer.
         log: Writes a line about the chosen path to the log.
         begin: The point from which the pass continues; None: it begins at the embeddings.
@@ -68,7 +68,7 @@ class RaggedPass:
         return self.first_tokens if is_last and self.output is Output.FIRST_TOKENS else None
 
     def hashes(self, sites: int) -> Tensor:
-        """Return the dropout hashes of a model with this number of sites, int32 [sites, tokens]."""
+        """Return the dropout hashes for a number of sites (places with dropout in the model), int32 [sites, tokens]."""
         batch, rows = self.layout.batch, self.layout.row_indices
         seed = draw_seed(self.seed) if not isinstance(self.seed, Tensor) else self.seed
         return dropout_hashes(
@@ -123,8 +123,8 @@ def left_out(layer: nn.Module, states: Tensor) -> Tensor:
 def layers_to_skip(rate: float, layers: int, seed: int) -> frozenset[int]:
     """Return the indices of layers that a training pass leaves out (LayerDrop, Fan et al., 2020, arXiv:1909.11556).
 
-    Each layer except the last is left out with the given probability. The draw depends only on the seed, which is that
-    of the optimizer step, so all micro-batches of a step on all devices leave out the same layers.
+    Each layer except the last is left out with the given probability. The draw depends only on the optimizer step's
+    seed, so all micro-batches of a step on all devices leave out the same layers.
 
     Args:
         rate: The probability.

@@ -23,9 +23,9 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn
 
 
 def model_class(config: PretrainedConfig) -> Any:
-    """Return the class that encodes texts. For an encoder-decoder, it is the encoder, if transformers has its class.
+    """Return the class that encodes texts. For an encoder-decoder, it is the encoder's class, if transformers has one.
 
-    If there is no such class (BART), it is the whole model. The states of a text are then those of the decoder, which
+    Otherwise (BART) it is the class of the whole model. The states of a text are then the decoder's states, which
     BART's own classifier also reads.
     """
     own = _own_class(config)
@@ -73,7 +73,7 @@ def read(
 
     Args:
         name: Folder, hub id, or GGUF file.
-        config: The model's configuration, perhaps changed.
+        config: The model's configuration. It may differ from the stored one.
         trust_remote_code: Whether to allow running code from the folder.
         cached: Whether to read only the hub's cache.
 

@@ -1,6 +1,6 @@
-"""Measure at loading, with a few short rows, how transformers' own forward pass of a model can be run.
+"""Test at loading, with a few short rows, on which paths transformers' own forward pass of a model is correct.
 
-A row must have the same states as if it were the only row. Which paths ensure this depends on the code of the family.
+A row's states must not depend on the other rows. Which paths ensure this depends on the code of the family.
 So three rows run one by one, then together, packed and padded, and the states are compared.
 """
 
@@ -56,7 +56,7 @@ class Traits:
 
 
 def measure(model: Any, forward: TransformersForward, token_ids: list[int], packed: bool, family: Family) -> Traits:
-    """Find the fastest path on which each row has the same states as if it were the only row.
+    """Find the fastest path on which the states of a row do not depend on the other rows.
 
     Args:
         model: The model, on any device.

@@ -65,7 +65,8 @@ class TransformersForward:
 
     Attributes:
         first_position: Position id of a row's first token on the packed path.
-        unattended_position: Position id of tokens to which no other attends, on the packed path; None: their position.
+        unattended_position: On the packed path, position id of tokens to which no other token attends; None: their
+            own position.
         reads_segments: Whether the model gets segment ids.
     """
 
@@ -259,8 +260,8 @@ def _precision(model: Any, device: torch.device) -> torch.dtype:
 def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
     """Convert the word embeddings to autocast's precision on CUDA, as this package's own layers do.
 
-    Embeddings in float32 would make the residual sums of pre-norm layers float32, which takes twice the memory and is
-    slower.
+    With embeddings in float32, the residual sums of pre-norm layers would be in float32. They would be slower and take
+    twice the memory.
     """
     table = model.get_input_embeddings()
     if not (table.weight.is_cuda and torch.is_autocast_enabled("cuda")):

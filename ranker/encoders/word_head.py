@@ -1,4 +1,4 @@
-"""Compute the logits of a few words from a language model's states: by rows of its output matrix, then its own steps.
+"""Compute the logits of a few words from a language model's states, with some rows of the model's output matrix.
 
 Logits of all words, `[tokens, vocabulary]`, are never computed. The rest of the family's own language model runs
 unchanged, so transformers applies a bias, a scale or a cap to the logits (Gemma 2).

@@ -41,7 +41,7 @@ class Lengths:
         return cls(tuple(bounds), words)
 
     def buckets(self) -> Iterator[tuple[int, int | None, set[str]]]:
-        """Yield each bucket: its smallest number of words, that of the next bucket or None, and its docs."""
+        """Yield for each bucket its smallest number of words, the next bucket's (or None), and the docs."""
         ends: list[int | None] = [0, *self.bounds, None]
         for low, high in pairwise(ends):
             assert low is not None
@@ -69,8 +69,9 @@ def measures_by_length(
         relevance: Smallest grade that binary measures count as relevant.
 
     Returns:
-        A dict for each bucket with queries: `words` (the smallest number of words of this bucket, and of the next
-        bucket or None), `num_queries`, `num_docs` (number of relevant docs) and the means.
+        A dict for each bucket that contains a query. `words` has the smallest number of words of this bucket, and that
+        of the next bucket (None for the last). `num_queries` and `num_docs` (relevant docs) are counts. Then come the
+        means.
     """
     rows = []
     for low, high, docs in lengths.buckets():

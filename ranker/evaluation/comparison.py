@@ -1,4 +1,4 @@
-"""Compare runs on the same queries: paired tests of all pairs, corrected together, and the overlap of rankings."""
+"""Compare runs on the same queries: paired tests of all pairs of runs, corrected together, and overlap of rankings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def compare_pairs(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]
         evaluations: Label of a run -> its evaluation, on the same judged queries.
 
     Returns:
-        A dict for each measure and pair: `measure`, `run` and `baseline` (the labels of the later and the earlier run),
-        `delta` (run minus baseline), `p_value`, `p_value_t`, `wins`, `losses`, `ties`, and `p_value_holm`, which is
-        `p_value` with Holm's correction over all pairs and measures.
+        A dict for each measure and pair of runs. Its keys are `measure`, `run` and `baseline` (the labels of the later
+        and the earlier run), `delta` (run minus baseline), `p_value`, `p_value_t`, `p_value_holm`, `wins`, `losses` and
+        `ties`. `p_value_holm` is `p_value` with Holm's correction over all pairs and measures.
     """
     measures = list(next(iter(evaluations.values())).means)
     found: list[dict[str, Any]] = []

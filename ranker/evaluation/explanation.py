@@ -31,14 +31,14 @@ def explained_pair(value: str | None) -> tuple[str, str] | None:
 
 
 def check_pair(pair: tuple[str, str] | None, sets: Iterable[Collection]) -> None:
-    """Refuse a pair that no set has.
+    """Refuse a pair of a query and a doc that no set contains.
 
     Args:
         pair: Query id and doc id; None: nothing is explained.
         sets: The sets that are searched.
 
     Raises:
-        DataError: No set has both.
+        DataError: No set contains both ids.
     """
     if pair is None:
         return
@@ -48,7 +48,9 @@ def check_pair(pair: tuple[str, str] | None, sets: Iterable[Collection]) -> None
         if not lacks_query and not lacks_doc:
             return
         missing.add(f"query {pair[0]!r}" if lacks_query else f"doc {pair[1]!r}")
-    raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no {' or no '.join(sorted(missing))}")
+    raise DataError(
+        "explain: expected a query id and a doc id that one set contains; not found: " + ", ".join(sorted(missing))
+    )
 
 
 def write_explanation(folder: Path, engines: Mapping[str, Any], pair: tuple[str, str]) -> None:
@@ -60,7 +62,7 @@ def write_explanation(folder: Path, engines: Mapping[str, Any], pair: tuple[str,
         pair: Query id and doc id.
 
     Raises:
-        DataError: No set has both.
+        DataError: No set contains both ids.
     """
     faults = []
     for name, engine in engines.items():

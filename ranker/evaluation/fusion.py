@@ -26,7 +26,7 @@ class Fusion:
 
     `rrf` sums `1 / (k + rank)` over the runs that have the doc (reciprocal rank fusion: Cormack, Clarke and Büttcher,
     SIGIR 2009). `weighted` sums the scaled scores (CombSUM: Fox and Shaw, TREC-2, 1994; scaling by the smallest and the
-    largest score of the query: Lee, SIGIR 1997); a run without the doc adds its lowest scaled score for the query. In
+    largest score of the query: Lee, SIGIR 1997). A run without the doc adds its lowest scaled score for the query. In
     both methods, the contribution of a run is multiplied by the run's weight.
 
     Args:

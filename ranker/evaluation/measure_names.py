@@ -39,7 +39,7 @@ def parse_measures(names: Sequence[str | Measure]) -> list[Measure]:
 
 
 def with_relevance(measures: Sequence[Measure], relevance: int) -> list[Measure]:
-    """Set the relevance threshold of binary measures that have none; nDCG and other graded measures do not change.
+    """Add the relevance threshold to binary measures without a threshold; nDCG and other graded measures stay as is.
 
     >>> with_relevance(parse_measures(["AP", "RR@10", "P(rel=3)@5", "nDCG@10"]), 2)
     [AP(rel=2), RR(rel=2)@10, P(rel=3)@5, nDCG@10]

@@ -55,8 +55,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str | Measure], relevanc
         relevance: Smallest grade that binary measures count as relevant, unless the measure's name sets one.
 
     Raises:
-        ConfigError: A measure that is unknown or cannot be computed exactly.
-        DataError: No judged query, a grade that is not a small whole number, or a score that is not finite.
+        ConfigError: A measure is unknown or cannot be computed exactly.
+        DataError: No query is judged, a grade is not a small whole number, or a score is not finite.
 
     >>> evaluate({"q1": {"d10": 0.5, "d9": 0.5}}, {"q1": {"d9": 1}, "q2": {"d9": 1}}, ["RR@10", "AP"]).means
     {'RR@10': 0.5, 'AP': 0.5}

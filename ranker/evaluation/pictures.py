@@ -116,7 +116,7 @@ def _curves_of(rows: Iterable[dict[str, Any]]) -> Curves:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return for each value the mean of the last `window` values, of fewer values at the start.
+    """Return, for each position, the mean of the `window` values that end there. The first positions use fewer values.
 
     >>> running_mean([4.0, 2.0, 6.0, 1.0], window=2)
     [4.0, 3.0, 4.0, 3.5]

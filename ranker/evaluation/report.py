@@ -76,8 +76,8 @@ def write_evaluation(
         lengths: Lengths of the relevant docs, for measures by length; None: no such measures.
 
     Returns:
-        The content of `metrics.json`: measures, num_queries, warnings, with a baseline the comparison, and with
-        lengths `by_length` (see `measures_by_length`).
+        The content of `metrics.json`: the measures, `num_queries` and `warnings`. With a baseline, it also contains the
+        comparison, and with `lengths` also `by_length` (see `measures_by_length`).
 
     Raises:
         DataError: A score of the run or of the baseline is not finite.

@@ -25,7 +25,7 @@ WORTH_A_WORKER = 16  # the start of a worker process takes as long as collating 
 
 @dataclass(frozen=True)
 class Devices:
-    """This process's device and its position among the processes of the run (one process per device).
+    """This process's device, and the number of this process among all processes (one process per device).
 
     Args:
         device: The device of this process.

@@ -15,9 +15,9 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
     """Return the two-sided p-value of Fisher's paired randomisation test.
 
     The p-value is the share of random sign patterns whose mean is at least as far from 0 as the observed mean. With up
-    to 12 nonzero differences, all patterns are counted. With more differences, m = `num_samples` patterns are drawn, b
-    of them are at least as far from 0, and the observed pattern is added: p = (b + 1) / (m + 1), which is never 0
-    (Smucker, Allan and Carterette, CIKM 2007).
+    to 12 nonzero differences, all patterns are counted. With more differences, m = `num_samples` patterns are drawn.
+    Let b be the number of drawn patterns whose mean is at least as far from 0. The observed pattern is added:
+    p = (b + 1) / (m + 1), so p is never 0 (Smucker, Allan and Carterette, CIKM 2007).
 
     Args:
         differences: Run minus baseline, float64 [queries].

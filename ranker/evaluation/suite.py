@@ -63,7 +63,7 @@ def read_set(folder: Path, relevance: int, baseline: Path | None = None) -> Suit
 
 
 def oracle(run: Run, qrels: Qrels) -> Run:
-    """Rank a run's docs by their grades, which is the best possible re-ranking of these candidates.
+    """Rank a run's docs by their relevance grades. This is the best possible re-ranking of these candidates.
 
     >>> oracle({"q": {"a": 3.0, "b": 2.0}}, {"q": {"b": 2, "c": 1}})
     {'q': {'a': 0.0, 'b': 2.0}}
@@ -82,13 +82,21 @@ def summarise(sets: Mapping[str, SuiteSet], measures: Sequence[str]) -> dict[str
         measures: ir-measures names.
 
     Returns:
-        A dict with two keys, `sets` and `macro`. All numbers are by measure, whose name leaves out the set's threshold.
-        `sets` has for each name: `queries`; `relevance`; the means of `run`, `oracle`, and, if they exist,
-        `first_stage` and `baseline`; `worse`, the share of the queries with a lower value than in the first stage;
-        `comparison`, the result of `ranker.evaluation.report.compare`; and `against`, the name of the compared run:
-        `baseline`, or `first_stage` without a baseline. `macro` has for each of `run`, `oracle`, `first_stage` and
-        `baseline` that every set has: the mean over sets of the sets' means, and its `interval` (`bootstrap_interval`).
-        `delta` in `macro` has the same for the difference between the run and the compared run.
+        A dict with two keys, `sets` and `macro`. Numbers are in dicts: measure -> value. The names of the measures do
+        not contain the set's relevance threshold: `RR@10`, not `RR(rel=2)@10`.
+
+        `sets[name]` has these keys:
+
+        - `queries`: number of queries;
+        - `relevance`: the relevance threshold;
+        - `run`, `oracle`, `first_stage`, `baseline`: means over the queries; the last two only if the set has that run;
+        - `worse`: the share of the queries with a lower value than in the first stage;
+        - `comparison`: the result of `ranker.evaluation.report.compare`, and with the key `against` the name of the run
+          compared with: `baseline`, or `first_stage` without a baseline.
+
+        `macro` averages the sets' means: `mean`, and the bootstrap `interval` (`bootstrap_interval`). It has an entry
+        for each of `run`, `oracle`, `first_stage` and `baseline` that all sets have, and an entry `delta` for the
+        difference between the run and the run compared with.
     """
     names = list(names_with_relevance(measures, 1))
     entries: dict[str, dict[str, Any]] = {}
@@ -121,7 +129,7 @@ def summarise(sets: Mapping[str, SuiteSet], measures: Sequence[str]) -> dict[str
 
 
 def _entry(part: SuiteSet, evaluations: Mapping[str, Evaluation], full: Mapping[str, str]) -> dict[str, Any]:
-    """Return the numbers of one set; `full` has the measures' names with the set's threshold."""
+    """Return the numbers of one set; `full` maps each measure's name to its name with the set's relevance threshold."""
     entry: dict[str, Any] = {"queries": evaluations["run"].num_queries, "relevance": part.relevance}
     for kind, evaluation in evaluations.items():
         entry[kind] = {measure: evaluation.means[full[measure]] for measure in full}

@@ -100,7 +100,7 @@ def print_suite(content: Mapping[str, Any], measure: str, console: Console | Non
 
 
 def draw(content: Mapping[str, Any], measure: str) -> Figure:
-    """Draw a line for each set with first stage, baseline, run and oracle, and a line for the macro mean."""
+    """Draw a line for each set, with points for first stage, baseline, run and oracle, and one for the macro mean."""
     sets = content["sets"]
     figure, (axes,) = pictures.new_figure(5.6, 1.4 + 0.3 * (len(sets) + 1))
     means = {kind: {measure: part[measure]["mean"]} for kind, part in content["macro"].items() if kind != "delta"}

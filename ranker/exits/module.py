@@ -71,7 +71,7 @@ class EarlyExitModule(RerankModule):
         self._distance = MSE()
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the last layer's loss plus `weight` times the mean loss of early heads, [], a mean over groups."""
+        """Return the last layer's loss plus `weight` times the early heads' mean loss; a scalar, a mean over groups."""
         options = self.options
         last, early = self.scorer.all_scores(batch, options.trunk)
         losses = []

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers' MultiVectorEncoder (6.0 on): a vector per token."""
+"""Read and write folders of MultiVectorEncoder (sentence-transformers 6.0 or later), with one vector per token."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
     names = [module.name for module in chain]
     if names[0] != "Transformer" or "MultiVectorMask" not in names or set(names[1:]) - KNOWN:
         raise CheckpointError(
-            f"{folder}: expected the modules Transformer, perhaps Dense, MultiVectorMask, perhaps Normalize, got "
-            f"{', '.join(names)}"
+            f"{folder}: expected the modules Transformer, [Dense], MultiVectorMask, [Normalize] (those in brackets are "
+            f"optional), got {', '.join(names)}"
         )
     encoder, lengths = read_encoder(chain[0].folder, execution)
     by_name = {module.name: module for module in chain}

@@ -206,8 +206,8 @@ class _ReadSide:
         if len(places) < len(names) or places != sorted(places) or any(places.count(i) != 1 for i in (0, 1)):
             missing = "; a model of token vectors loads as colbert" if "Pooling" not in names else ""
             raise CheckpointError(
-                f"{folder}: expected the modules Transformer, Pooling, perhaps Dense, perhaps Normalize, in this "
-                f"order, got {', '.join(names)}{missing}"
+                f"{folder}: expected the modules Transformer, Pooling, [Dense], [Normalize] in this order (those in "
+                f"brackets are optional), got {', '.join(names)}{missing}"
             )
         encoder, lengths = read_encoder(modules[0].folder, execution)
         projection = read_projection(modules)

@@ -21,7 +21,7 @@ class TextVectors(Movable):
 
     Args:
         values: All vectors, float32 (float64 in double precision) [vectors, dim].
-        counts: Number of vectors of each text, int64 [texts]; None: each text has one.
+        counts: Number of vectors of each text, int64 [texts]; None: each text has one vector.
         longest: Upper bound of `counts`, known without reading `counts` from a GPU; None: unknown.
     """
 

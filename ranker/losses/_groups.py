@@ -49,7 +49,7 @@ def ordered_pairs(labels: Tensor, doc_mask: Tensor) -> Tensor:
 def mean_in_groups(values: Tensor, chosen: Tensor) -> Tensor:
     """Return the mean over groups of each group's mean over its chosen cells, a scalar.
 
-    A group without a chosen cell counts 0. Both arguments are [batch, ...]; `chosen` is bool.
+    A group without a chosen cell has the mean 0 and is included. Both arguments are [batch, ...]; `chosen` is bool.
     """
     sums = values.masked_fill(~chosen, 0.0).flatten(1).sum(1)
     return (sums / chosen.flatten(1).sum(1).clamp(min=1)).mean()

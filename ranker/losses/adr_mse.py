@@ -16,7 +16,7 @@ class ADRMSE(nn.Module):
     where :math:`r_i` is the rank of doc i by descending label, from 1. Only the order of the labels counts. Docs with
     equal labels share the mean of their ranks; their smooth ranks reach this mean if their scores are equal. In the
     paper, teachers rank without ties. If all labels of a group are equal, the loss pulls its scores together. A group
-    with no or one doc counts 0.
+    with no or one doc has loss 0.
 
     Source: Schlatt et al., "Rank-DistiLLM: Closing the Effectiveness Gap Between Cross-Encoders and LLMs for Passage
     Re-Ranking", arXiv:2405.07920, 2024.
@@ -36,7 +36,7 @@ class ADRMSE(nn.Module):
         self.alpha = require_positive("loss.alpha", alpha)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over docs (0 without docs). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's mean over docs (0 without docs). All inputs are [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         # [batch, docs, docs]: close to 1 where doc j scores above doc i
         above = (-self.alpha * gaps(scores)).sigmoid().masked_fill(~doc_mask.unsqueeze(1), 0.0)

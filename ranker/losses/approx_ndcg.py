@@ -14,7 +14,7 @@ class ApproxNDCG(nn.Module):
         \sum_i \frac{2^{y_i} - 1}{\log_2(1 + \hat r_i)}\right),
         \quad \hat r_i = 1 + \sum_{j \ne i} \frac{1}{1 + e^{\alpha (s_i - s_j)}}
 
-    The value is between 0 and 1. Labels below 0 have gain 0. A group without a label above 0 counts 0.
+    The value is between 0 and 1. Labels below 0 have gain 0. A group without a label above 0 has loss 0.
 
     Source: Qin, Liu and Li, "A general approximation framework for direct optimization of information retrieval
     measures", Information Retrieval 13, 2010.
@@ -34,7 +34,7 @@ class ApproxNDCG(nn.Module):
         self.alpha = require_positive("loss.alpha", alpha)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of 1 - ApproxNDCG (0 if no label is above 0). All inputs [batch, docs]."""
+        """Return the mean over groups of 1 - ApproxNDCG (0 if no label is above 0). All inputs are [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         gains = ndcg_gains(labels, doc_mask)
         # [batch, docs, docs]: close to 1 where doc j scores above doc i

@@ -15,7 +15,7 @@ class BCE(nn.Module):
         [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))], \quad t_i = \min(\max(y_i / m, 0), 1)
 
     Labels below 0 or above `max_label` are clipped, because for t outside [0, 1] the loss has no lower bound. A group
-    without docs counts 0.
+    without docs has loss 0.
 
     Source: Good, "Rational Decisions", Journal of the Royal Statistical Society B 14, 1952 (the logarithmic score).
 
@@ -39,7 +39,10 @@ class BCE(nn.Module):
         self.positive_weight = require_positive("loss.positive_weight", positive_weight)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over docs. All inputs [batch, docs]; scores are log-odds."""
+        """Return the mean over groups of each group's mean over docs.
+
+        All inputs are [batch, docs]; scores are log-odds.
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         relevance = (labels / self.max_label).clamp(0.0, 1.0)
         doc_loss = -self.positive_weight * relevance * logsigmoid(scores) - (1 - relevance) * logsigmoid(-scores)

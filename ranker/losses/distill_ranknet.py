@@ -18,7 +18,7 @@ class DistillRankNet(nn.Module):
     where :math:`r_i` is the rank of doc i by descending label, from 1; equal labels share the mean of their ranks. With
     `weights=equal`, as in Rank-DistiLLM, the value equals that of `ranknet` on the same labels. With
     `weights=inverse_ranks`, :math:`w_{ij} = 1 / (r_i + r_j)`. Only the order of the labels counts. A group without a
-    pair of different labels counts 0.
+    pair of different labels has loss 0.
 
     Source: Schlatt et al., "Rank-DistiLLM", arXiv:2405.07920, 2024; Reddy et al., "FIRST: Faster Improved Listwise
     Reranking with Single Token Decoding", arXiv:2406.15657, 2024 (the weights by ranks).
@@ -45,7 +45,7 @@ class DistillRankNet(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's weighted mean over ordered pairs (0 without such pairs).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         weights = ordered_pairs(labels, doc_mask).to(scores.dtype)

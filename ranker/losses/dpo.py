@@ -16,7 +16,7 @@ class DPO(nn.Module):
 
     where r are the reference's scores. A doc's probability is :math:`\pi(i) = e^{s_i} / \sum_j e^{s_j}`, so that
     :math:`\log \pi(i) - \log \pi(j) = s_i - s_j`. The reference is the same model without its LoRA adapters; the
-    training subtracts the reference's scores. A group without an ordered pair counts 0.
+    training subtracts the reference's scores. A group without an ordered pair has loss 0.
 
     Source: Rafailov et al., "Direct Preference Optimization", arXiv:2305.18290, equation 7.
 
@@ -42,7 +42,7 @@ class DPO(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's mean over ordered pairs (0 without such pairs).
 
-        All inputs [batch, docs]; `scores` are the model's scores minus the reference's scores.
+        All inputs are [batch, docs]; `scores` are the model's scores minus the reference's scores.
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         return mean_in_groups(-logsigmoid(self.beta * gaps(scores)), ordered_pairs(labels, doc_mask))

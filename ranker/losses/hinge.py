@@ -13,7 +13,7 @@ class Hinge(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \max(0, m - (s_i - s_j))
 
-    A group without an ordered pair counts 0.
+    A group without an ordered pair has loss 0.
 
     Source: Herbrich, Graepel and Obermayer, "Large Margin Rank Boundaries for Ordinal Regression", 2000.
 
@@ -33,7 +33,7 @@ class Hinge(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's mean over ordered pairs (0 without such pairs).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         return mean_in_groups(relu(self.margin - gaps(scores)), ordered_pairs(labels, doc_mask))

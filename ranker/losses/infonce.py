@@ -19,7 +19,7 @@ class InfoNCE(nn.Module):
 
     `each` is lowest if all positives have equal, high scores; `any` is low if one positive has a high score. The loss
     `lce` compares each positive with the negatives only. With one positive, `each`, `any` and `lce` are equal. A group
-    without a positive or without a negative counts 0.
+    without a positive or without a negative has loss 0.
 
     Source: van den Oord, Li and Vinyals, "Representation Learning with Contrastive Predictive Coding",
     arXiv:1807.03748, 2018; for several positives: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020
@@ -52,7 +52,7 @@ class InfoNCE(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's loss (0 without a positive or a negative).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         log_shares = log_softmax(scores / self.temperature, doc_mask)

@@ -14,7 +14,7 @@ class KL(nn.Module):
         p = \mathrm{softmax}(y / \tau_y), \; q = \mathrm{softmax}(s / \tau)
 
     The minimum, 0, is reached if :math:`s / \tau` and :math:`y / \tau_y` differ by a constant. If all labels of a group
-    are equal, the loss pulls its scores together. A group with no or one doc counts 0. The value is not multiplied by
+    are equal, the loss pulls its scores together. A group with no or one doc has loss 0. The value is not multiplied by
     :math:`\tau^2`.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
@@ -40,7 +40,7 @@ class KL(nn.Module):
         self.teacher_temperature = require_positive("loss.teacher_temperature", teacher_temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's divergence in nats. All inputs [batch, docs]."""
+        """Return the mean over groups of each group's divergence in nats. All inputs are [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         teacher = log_softmax(labels / self.teacher_temperature, doc_mask)
         student = log_softmax(scores / self.temperature, doc_mask)

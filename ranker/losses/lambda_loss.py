@@ -25,7 +25,7 @@ class LambdaLoss(nn.Module):
     :math:`\rho` is the weight of LambdaRank, :math:`\delta` the weight of the tighter bound NDCG-Loss2; their weighted
     sum is NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores get different ranks, by ascending label. So the
     loss is above 0 if all scores are equal, and the order of the docs in the batch does not matter. Labels below 0 have
-    gain 0. A group without an ordered pair counts 0.
+    gain 0. A group without an ordered pair has loss 0.
 
     Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 
@@ -60,7 +60,7 @@ class LambdaLoss(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's weighted sum over ordered pairs (0 without such pairs).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         ordered = ordered_pairs(labels, doc_mask)

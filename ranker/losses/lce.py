@@ -17,7 +17,7 @@ class LCE(nn.Module):
 
     Positives are docs with a label above 0. If a group has several positives, each positive is compared with the
     negatives only. Groups may differ in their number of negatives: padding is masked, and no negative is repeated. A
-    group without a positive or without a negative counts 0.
+    group without a positive or without a negative has loss 0 and is included in the mean over groups.
 
     Source: Gao, Dai and Callan, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", ECIR 2021.
 
@@ -39,9 +39,9 @@ class LCE(nn.Module):
         self.temperature = require_positive("loss.temperature", temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over positives (0 without positives).
+        """Average the loss over the positives of each group (0 without positives), then average over groups.
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         logits = scores / self.temperature

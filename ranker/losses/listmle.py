@@ -15,7 +15,7 @@ class ListMLE(nn.Module):
     where the outer sum is over docs i for which another doc of the group has a lower label. With distinct labels, the
     sum leaves out the last doc only, whose term is 0. Docs with equal labels share a denominator (Breslow's rule for
     ties). With one relevant doc and binary labels, the loss is the softmax cross-entropy. A group in which all labels
-    are equal counts 0.
+    are equal has loss 0.
 
     Source: Xia et al., "Listwise Approach to Learning to Rank: Theory and Algorithm", ICML 2008; Breslow, "Covariance
     Analysis of Censored Survival Data", Biometrics 30, 1974 (ties).
@@ -32,7 +32,7 @@ class ListMLE(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's sum over choices (0 if labels are equal).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         losses = choice_losses(scores, labels, doc_mask)

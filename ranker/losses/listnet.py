@@ -13,7 +13,7 @@ class ListNet(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups}
         -\sum_i \mathrm{softmax}(y / \tau_y)_i \log \mathrm{softmax}(s / \tau_s)_i
 
-    A group whose labels are all equal counts 0. The minimum is the entropy of the softmax of the labels, not 0.
+    A group whose labels are all equal has loss 0. The minimum is the entropy of the softmax of the labels, not 0.
 
     Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.
 
@@ -36,7 +36,7 @@ class ListNet(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's cross-entropy (0 if all labels are equal).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         first_by_label = log_softmax(labels / self.label_temperature, doc_mask).exp()

@@ -14,7 +14,7 @@ class MarginMSE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{(i, j)} ((s_i - s_j) - (y_i - y_j))^2
 
     The mean is over pairs with :math:`y_i > y_j`. Only gaps count, so student and teacher scores may differ by a
-    constant. A group without such a pair counts 0.
+    constant. A group without such a pair has loss 0.
 
     Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
     Distillation", arXiv:2010.02666, 2020, with one positive and one negative per query.
@@ -37,7 +37,10 @@ class MarginMSE(nn.Module):
         self.pairs = pairs
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over pairs (0 without pairs). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's mean over pairs (0 without pairs).
+
+        All inputs are [batch, docs].
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         chosen = ordered_pairs(labels, doc_mask)
         if self.pairs == "best":

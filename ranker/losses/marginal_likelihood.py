@@ -16,7 +16,7 @@ class MarginalLikelihood(nn.Module):
 
     Labels are a reader's :math:`y_i = \log p(\mathrm{answer} \mid q, d_i)` (`ranker label teacher=reader`). The divisor
     is constant in a group. Because of the divisor, the loss is 0 if the ranker gives all probability to the doc with
-    which the reader answers best. A group with no or one doc counts 0.
+    which the reader answers best. A group with no or one doc has loss 0.
 
     Source: Guu et al., "REALM", arXiv:2002.08909, equation 1; Lewis et al., "Retrieval-Augmented Generation",
     arXiv:2005.11401 (RAG-Sequence).
@@ -41,7 +41,7 @@ class MarginalLikelihood(nn.Module):
         self.temperature = require_positive("loss.temperature", temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's loss in nats. All inputs [batch, docs]."""
+        """Return the mean over groups of each group's loss in nats. All inputs are [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         lowest = torch.finfo(scores.dtype).min
         best = labels.masked_fill(~doc_mask, lowest).amax(1, keepdim=True).clamp(min=lowest / 2)

@@ -19,7 +19,7 @@ class MSE(nn.Module):
     With fixed a = 1 and b = 0, the student also learns the teacher's scale and offset. With `affine`, a and b are
     trained with the model. The optimizer updates log a and b, so a stays positive, and mapped scores have the order of
     the scores. The map belongs to the loss: the scores that the model returns are not mapped. `margin_mse` and `kl`
-    ignore the offset. A group without docs counts 0; a group with a single doc has a loss.
+    ignore the offset. A group without docs has loss 0; a group with a single doc has a loss.
 
     Source: Ba and Caruana, "Do Deep Nets Really Need to be Deep?", NIPS 2014 (regression to a teacher's logits).
 
@@ -51,7 +51,7 @@ class MSE(nn.Module):
         self.shift = nn.Parameter(torch.tensor(float(offset))) if affine else None
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over docs (0 without docs). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's mean over docs (0 without docs). All inputs are [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         if self.log_scale is not None and self.shift is not None:
             mapped = scores * self.log_scale.to(scores.dtype).exp() + self.shift.to(scores.dtype)

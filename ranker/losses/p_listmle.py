@@ -17,7 +17,7 @@ class PListMLE(nn.Module):
     with n docs in the group and :math:`r_i` the rank of doc i by descending label, from 1. Sums over i are over docs
     for which another doc of the group has a lower label. Equal labels share a denominator and the mean of their ranks.
     The weights of a group are divided by their sum, which the paper does not do. Without this division, a group of 30
-    docs would have a million times the weight of a group of 10 docs. A group in which all labels are equal counts 0.
+    docs would have a million times the weight of a group of 10 docs. A group in which all labels are equal has loss 0.
 
     Source: Lan et al., "Position-Aware ListMLE: A Sequential Learning Process for Ranking", UAI 2014.
 
@@ -33,7 +33,7 @@ class PListMLE(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's weighted mean over choices (0 if labels are equal).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         ordered = has_lower(labels, doc_mask)

@@ -17,7 +17,7 @@ class PointwiseCrossEntropy(nn.Module):
     with :math:`p = \mathrm{softmax}(l_0, l_1)_1`. A softmax over two logits depends only on their difference: if the
     score is the log-odds :math:`s = l_1 - l_0`, then :math:`p = 1 / (1 + e^{-s})`. So this loss equals the paper's
     cross-entropy, from one number per doc. The paper averages over all pairs of a batch; here every group has the same
-    weight, with any number of docs. A doc is relevant if its label is above 0. A group without docs counts 0.
+    weight, with any number of docs. A doc is relevant if its label is above 0. A group without docs has loss 0.
 
     Source: Nogueira and Cho, "Passage Re-ranking with BERT", arXiv:1901.04085, 2019.
 
@@ -34,7 +34,10 @@ class PointwiseCrossEntropy(nn.Module):
         super().__init__()  # the inherited signature would accept any option, even a misspelt one
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over docs. All inputs [batch, docs]; scores are log-odds."""
+        """Return the mean over groups of each group's mean over docs.
+
+        All inputs are [batch, docs]; scores are log-odds.
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         towards_label = scores.where(labels > 0, -scores)
         return mean_in_groups(-logsigmoid(towards_label), doc_mask)

@@ -13,7 +13,7 @@ class RankNet(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \log(1 + e^{-\sigma (s_i - s_j)})
 
-    A group without an ordered pair counts 0.
+    A group without an ordered pair has loss 0.
 
     Source: Burges et al., "Learning to Rank using Gradient Descent", ICML 2005.
 
@@ -33,7 +33,7 @@ class RankNet(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's mean over ordered pairs (0 without such pairs).
 
-        All inputs [batch, docs].
+        All inputs are [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
         # logsigmoid is exact for all gaps; softplus is linear above 20, which is not exact in float64.

@@ -23,7 +23,7 @@ class Reinforce(nn.Module):
     \sum_{j \ge i} e^{s_{\pi_j}}`, by sorting scores plus Gumbel noise. The reward of a ranking is :math:`R_k =
     \mathrm{nDCG}(\pi_k)`. The baseline :math:`b_k` is the mean reward of the other m - 1 rankings. The noise is a hash
     of (seed of the step, group, ranking, the doc's rank by score and label), so the noise depends neither on devices
-    and micro-batches nor on the order of docs. A group without a label above 0 counts 0.
+    and micro-batches nor on the order of docs. A group without a label above 0 has loss 0.
 
     Source: Williams, "Simple Statistical Gradient-Following Algorithms", Machine Learning 8, 1992; Kool, van Hoof and
     Welling, "Buy 4 REINFORCE Samples, Get a Baseline for Free!", ICLR 2019 workshop (the baseline).

@@ -23,7 +23,7 @@ ACTIVATIONS = {
 
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
-    """Check a value that yaml sets.
+    """Check that an option is one of its possible values.
 
     Raises:
         ConfigError: The value is not one of the choices.

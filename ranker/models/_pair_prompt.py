@@ -138,7 +138,7 @@ class _Cuts:
         return together[len(text) :] if together[: len(text)] == text else self.ids(literal)
 
     def shared(self, prefix: str) -> int:
-        """Return how many first tokens of a prefix are the same before every text of `SEAMS`."""
+        """Return how many tokens at a prefix's start do not depend on which text of `SEAMS` follows the prefix."""
         columns = zip(*(self.ids(prefix + text) for text in SEAMS), strict=False)
         number = 0
         for column in columns:
@@ -217,6 +217,6 @@ def token_of(tokenizer: Any, word: str, before: str, key: str) -> int:
         pieces = tokenizer.convert_ids_to_tokens(ids(word))
         raise ConfigError(
             f"{key}: expected a word that is one token after the prompt, got {word!r}, which is {pieces}; take another "
-            "word, perhaps with a blank before it"
+            "word, optionally with a blank before it"
         )
     return int(tokens[0])

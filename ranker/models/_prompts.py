@@ -40,7 +40,7 @@ def prefix_of(prompt: str, field: str, instruction: str) -> str:
 
 
 def check_instruction(instruction: str, *prompts: str) -> None:
-    """Check that at least one prompt has `{instruction}` if there is an instruction.
+    """Check that at least one prompt contains `{instruction}` if there is an instruction.
 
     Raises:
         ConfigError: There is an instruction, but no prompt has `{instruction}`.

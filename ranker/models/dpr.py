@@ -59,7 +59,7 @@ class DPR(nn.Module):
         query_prompt: Text before each query, or a template that ends with `{query}`, such as
             `Instruct: {instruction}\nQuery: {query}` (E5, RepLLaMA). Prompt and query are tokenized together. The
             tokenizer's special tokens in the prompt are kept as special tokens.
-        doc_prompt: The same before each doc; a template ends with `{doc}`.
+        doc_prompt: Text before each doc, or a template that ends with `{doc}`; as for queries.
         instruction: Text for `{instruction}` in the prompts.
         in_batch_negatives: Whether the docs of a step's other queries are negatives in training; None: yes,
             unless the labels are a teacher's scores.

@@ -29,8 +29,8 @@ class Scorer(Protocol):
     `score_grid` (see `DPR`).
 
     `reads_lists = True` means that the score of a doc depends on the query's other docs, so that a list is never split
-    between batches. Such a scorer may read `lists`; then it has `layouts` like a `BiEncoder`, and `list_rows`, which
-    describes the rows that the scorer builds from a list (`ranker.data.list_rows`). `needs_ragged = True` means that an
+    between batches. Such a scorer may read `lists`. Then it has `layouts` like a `BiEncoder`. It also has `list_rows`,
+    a description of the rows that it builds from a list (`ranker.data.list_rows`). `needs_ragged = True` means that an
     encoder that pads is refused. `scoring_keys` names the attributes that, besides the weights, decide the scores
     (`scoring_options`).
 
@@ -65,7 +65,7 @@ class Scorer(Protocol):
 
     @classmethod
     def load(cls, folder: Path, execution: Execution) -> Self:
-        """Load a folder that `save` wrote; the loaded scorer gives the same scores, bit for bit.
+        """Load a folder that `save` wrote. The loaded scorer gives bit-identical scores.
 
         Args:
             folder: The folder.

@@ -1,4 +1,4 @@
-"""A language model as a reranker: at the last token, the logit of one word minus another's, or a linear head.
+"""A language model as a reranker. The score is the difference of two words' logits, or comes from a linear head.
 
 Nogueira et al., 2020 (arXiv:2003.06713) rank by the logits of two words; RankLLaMA (Ma et al., 2023, arXiv:2310.08319)
 has a linear head on the last token's state.

@@ -124,7 +124,7 @@ class MonoBERT(nn.Module):
         return pair_layout(self.encoder.tokenizer, filled(prompt or self.prompt or "", instruction or ""), ends=True)
 
     def _take(self, model: Classifier) -> None:
-        """Use the head of a loaded folder."""
+        """Replace the scoring head by the trained head of a loaded folder."""
         self.head, self.pooling = model.head, model.pooling
         if model.dense is not None:
             self.pooler = nn.Sequential(model.dense, nn.Tanh())

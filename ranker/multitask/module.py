@@ -86,7 +86,7 @@ class MultitaskModule(RerankModule):
         """Write the gradients of a step into the parameters.
 
         Returns:
-            The step's loss on the first device and 0 on the others, float64 [].
+            The step's loss on the first device and 0 on the others, a float64 scalar.
         """
         assert isinstance(step, TaskStep)
         compare = self._compares_gradients(step)
@@ -126,7 +126,7 @@ class MultitaskModule(RerankModule):
         )
 
     def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
-        """If `finite`, bool [], count the step's rows and update learned weights, without a host synchronisation."""
+        """If `finite` (a bool scalar), count the step's rows and update learned weights; the host does not wait."""
         assert isinstance(step, TaskStep) and self._step_losses is not None
         (losses, norms), self._step_losses = self._step_losses, None
         self.rows_seen += torch.stack([finite * count for count in step.rows])

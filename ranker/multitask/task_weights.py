@@ -83,7 +83,7 @@ class TaskWeights(nn.Module):
             losses: The step's losses L_t [tasks].
             rows: Number of rows of each task.
             norms: For gradnorm: gradient norms [tasks] of the losses L_t, without weights, on the last shared layer.
-            finite: Bool []; False: no weight changes.
+            finite: A bool scalar; if it is False, no weight changes.
         """
         losses = losses.to(self.fixed.dtype)
         present = (self.fixed.new_tensor(rows) > 0) & losses.isfinite() & finite

@@ -1,4 +1,4 @@
-"""Training rows of `mlm` and `electra`: each row is a block of a doc with some tokens hidden."""
+"""Training rows of `mlm` and `electra`: each row is a block of a doc with some tokens masked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ranker.pretraining.texts import Texts, lay_out
 
 
 class MaskedBlocks:
-    """Draws the rows of a step: blocks of docs with hidden tokens.
+    """Draws the rows of a step: blocks of docs with masked tokens.
 
     Args:
         texts: The docs.
-        masking: How tokens are hidden.
+        masking: How tokens are masked.
     """
 
     def __init__(self, texts: Texts, masking: Masking) -> None:
@@ -41,7 +41,7 @@ class MaskedRows:
     """The rows of a step, one per group.
 
     Args:
-        masked: The rows with hidden tokens.
+        masked: The rows with masked tokens.
         layout: The special tokens around a text.
     """
 

@@ -1,4 +1,4 @@
-"""Masked words: choose the tokens of a row that are hidden, and the tokens that replace them."""
+"""Masked words: choose the tokens of a row that are masked, and the tokens that replace them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ranker.pretraining.texts import Ragged, Texts, below, rows_of, uniform
 from ranker.types import Movable, RankBatch, TokenBatch
 
 WHICH, HOW, WORD, SAMPLE = 101, 102, 103, 104  # hashed into the random draws, so that the four draws are independent
-BLOCK = 2048  # number of hidden tokens whose logits are in memory at a time
+BLOCK = 2048  # number of masked tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are hidden (BERT, Devlin et al., 2019, arXiv:1810.04805, section 3.1).
+    """How tokens are masked (BERT, Devlin et al., 2019, arXiv:1810.04805, section 3.1).
 
     Args:
         share: Share of each row's tokens to hide and predict. Their number is rounded, and is at least one.
-        masked: Share of the hidden tokens that become the mask token.
-        random: Share of the hidden tokens that become a random token; the others stay unchanged.
+        masked: Share of the masked tokens that become the mask token.
+        random: Share of the masked tokens that become a random token; the others stay unchanged.
 
     Raises:
         ConfigError: A share is out of range.
@@ -49,15 +49,15 @@ class Masking:
 
 
 class Masked(NamedTuple):
-    """Rows with hidden tokens.
+    """Rows with masked tokens.
 
     Attributes:
         rows: The rows as the model sees them.
-        row: Index of each hidden token's row, ascending, int64 [hidden].
-        position: Position of each hidden token in its row, ascending within a row, int64 [hidden].
-        words: Original id of each hidden token, int64 [hidden].
-        draws: A uniform random number in [0, 1) for each hidden token, with which ELECTRA samples a word, float64
-            [hidden].
+        row: Index of each masked token's row, ascending, int64 [masked].
+        position: Position of each masked token in its row, ascending within a row, int64 [masked].
+        words: Original id of each masked token, int64 [masked].
+        draws: A uniform random number in [0, 1) for each masked token, with which ELECTRA samples a word, float64
+            [masked].
     """
 
     rows: Ragged
@@ -70,13 +70,13 @@ class Masked(NamedTuple):
 def mask(rows: Ragged, numbers: np.ndarray, epoch: int, masking: Masking, texts: Texts) -> Masked:
     """Hide tokens of rows. The choice depends only on the seed, the epoch, a row's index and its length.
 
-    In each row, the positions with the smallest hashes are hidden.
+    In each row, the positions with the smallest hashes are masked.
 
     Args:
         rows: The rows, without special tokens.
         numbers: Index of each row's text in the collection, the same in each epoch, int64 [rows].
         epoch: The epoch.
-        masking: How tokens are hidden.
+        masking: How tokens are masked.
         texts: The texts, with the tokenizer and the seed.
     """
     lengths, row = rows.lengths, rows_of(rows)
@@ -112,13 +112,13 @@ def mask_token(texts: Texts) -> int:
 
 @dataclass
 class Hidden(Movable):
-    """The hidden tokens of a micro-batch.
+    """The masked tokens of a micro-batch.
 
     Args:
-        positions: Position of each hidden token in the micro-batch, int64 [hidden].
-        words: Original id of each hidden token, int64 [hidden].
-        draws: A uniform random number in [0, 1) for each hidden token, float64 [hidden].
-        of_step: Number of hidden tokens of the whole step, over all devices.
+        positions: Position of each masked token in the micro-batch, int64 [masked].
+        words: Original id of each masked token, int64 [masked].
+        draws: A uniform random number in [0, 1) for each masked token, float64 [masked].
+        of_step: Number of masked tokens of the whole step, over all devices.
     """
 
     positions: Tensor
@@ -128,7 +128,7 @@ class Hidden(Movable):
 
 
 def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
-    """Return the hidden tokens of some rows of a step.
+    """Return the masked tokens of some rows of a step.
 
     Args:
         masked: The rows of the step.
@@ -146,10 +146,10 @@ def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
 
 @dataclass
 class MaskedBatch(RankBatch):
-    """A micro-batch with hidden tokens. Its `share` is 1, because the objective divides by counts of the whole step.
+    """A micro-batch with masked tokens. Its `share` is 1, because the objective divides by counts of the whole step.
 
     Args:
-        hidden: The hidden tokens of the rows.
+        hidden: The masked tokens of the rows.
         of_step: Another count of the whole step by which the objective divides: blocks (PROP) or tokens (ELECTRA).
     """
 
@@ -163,7 +163,7 @@ def masked_batch(rows: TokenBatch, chosen: np.ndarray, hidden: Hidden, of_step: 
     Args:
         rows: The rows.
         chosen: Indices of the groups in the step [groups].
-        hidden: The hidden tokens.
+        hidden: The masked tokens.
         of_step: See `MaskedBatch`.
     """
     labels = torch.zeros(len(chosen), 1)
@@ -177,7 +177,7 @@ def masked_loss(head: MaskedLMHead, states: Tensor, hidden: Hidden) -> Tensor:
     Args:
         head: The head of the masked language model.
         states: Last layer's states of the micro-batch [tokens, dim].
-        hidden: The hidden tokens of the micro-batch.
+        hidden: The masked tokens of the micro-batch.
     """
     total = states.new_zeros(())
     for where, words in zip(hidden.positions.split(BLOCK), hidden.words.split(BLOCK), strict=True):

@@ -25,7 +25,7 @@ class PretrainModule(RerankModule):
     scorer: Any
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the micro-batch's part of the step's loss, []."""
+        """Return the micro-batch's part of the step's loss, a scalar."""
         loss: Tensor = self.scorer(batch)
         return loss
 

@@ -1,4 +1,7 @@
-"""Run a study over subjects, tasks, layers and seeds, with controls and shared pairs, permutations and weights."""
+"""Run a probing study: train probes for every encoder ("subject"), task, layer and seed, and for the controls.
+
+All probes use the same text pairs, permutations and initial probe weights.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,9 @@ class PairSet:
 
     Attributes:
         texts: (query, doc) texts of each pair.
-        tasks: The tasks on these pairs, with their examples and the parts of the examples.
-        sequences: Token sequences of each subject.
+        tasks: The tasks on these pairs. Each comes with its examples and with the split (train, val or test) of each
+            example.
+        sequences: Token sequences of each encoder ("subject").
         data: Targets of each task.
     """
 
@@ -66,7 +70,7 @@ class Study:
     """A study that can be run.
 
     Args:
-        subjects: The subjects; two subjects are compared.
+        subjects: One or more frozen encoders to probe. If there are two, the report compares them.
         tasks: Probing tasks.
         sample: Pairs and collection.
         options: Options of the study.
@@ -230,8 +234,8 @@ class Study:
             empty = record["class_counts"]["train"].count(0)
             if empty:
                 self.warnings.append(
-                    f"{name}: k = {len(record['classes'])} classes, {empty} of them without a training target; "
-                    "log2 k counts all"
+                    f"{name}: {empty} of the {len(record['classes'])} classes have no training target; the cost of the "
+                    f"first block, log2 {len(record['classes'])} bits per target, still counts them"
                 )
         fixed = {task_data.task.name for task_data in data if source_assigns_parts(task_data.examples)}
         for side, threshold in (("doc", 0.1), ("query", 0.0)):

@@ -62,7 +62,7 @@ def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
 
 @dataclass
 class OnnxTexts:
-    """The attributes of an encoder from which rows are laid out.
+    """Stands in for an `Encoder`: it has the attributes that the code needs to build token rows.
 
     Args:
         tokenizer: The tokenizer of the folder.
@@ -70,7 +70,7 @@ class OnnxTexts:
         dim: Size of a state.
         ragged: Whether rows run without padding.
         path: See `ranker.encoders.encoder.Encoder`.
-        execution: Not used by the graphs; in the default, rows share no prefix.
+        execution: The graphs ignore it. Other code reads from it whether rows share prefixes; by default they do not.
         why_float32: See `ranker.encoders.encoder.Encoder`.
     """
 
@@ -106,7 +106,8 @@ class OnnxProgram(nn.Module):
             import onnxruntime
         except ImportError as error:
             raise ConfigError(
-                f"{folder}: expected onnxruntime for an ONNX export, which is not installed; pip install onnxruntime"
+                f"{folder}: expected onnxruntime, which loads an ONNX export, but it is not installed; run pip install "
+                "onnxruntime"
             ) from error
         settings = read_object(folder / FILE)
         options = onnxruntime.SessionOptions()
@@ -157,7 +158,10 @@ class OnnxProgram(nn.Module):
         return to_grid((queries[owners] * docs).sum(1) / self._settings["temperature"], batch.doc_mask)
 
     def _run(self, session: Any, rows: TokenBatch) -> Tensor:
-        """Return the output of a graph for all rows, float32 [rows, outputs]; a run has rows of similar lengths."""
+        """Return a graph's output for all rows, float32 [rows, outputs].
+
+        The graph is executed once for each group of rows of similar lengths.
+        """
         outputs = torch.zeros(0)
         for group, _, (got,) in self._groups(session, rows):
             outputs = outputs if len(outputs) else torch.zeros(rows.num_rows, got.shape[1])

@@ -105,7 +105,9 @@ def _chart(title: str, description: str, body: str, legend: Sequence[str] = ()) 
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """Return a line with at most `most` points: of a longer line, means over equal parts and the last point.
+    """Return a line with at most `most` points.
+
+    A longer line is cut into equal parts, except its last point. The means of the parts and the last point remain.
 
     >>> thinned([(1, 1.0), (2, 3.0), (3, 5.0), (4, 7.0), (5, 0.0)], most=3)
     [(1.5, 2.0), (3.5, 6.0), (5.0, 0.0)]
@@ -123,8 +125,8 @@ def lines(title: str, y_label: str, series: Mapping[str, Points], best: tuple[fl
     Args:
         title: The title, for screen readers.
         y_label: Label of the y axis.
-        series: Name -> points of a line; the page has seven colours. A line whose name begins with `raw ` is thin and
-            grey.
+        series: Name -> points of a line. Colours repeat after seven lines. A line whose name begins with `raw ` is thin
+            and grey.
         best: A point to mark with a ring.
 
     Returns:

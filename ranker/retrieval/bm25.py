@@ -186,7 +186,9 @@ class BM25:
         """
         row = np.flatnonzero(self._doc_ids == doc_id.encode())
         if not len(row):
-            raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no doc {doc_id!r}")
+            raise DataError(
+                f"explain: expected a query id and a doc id that one set contains; not found: doc {doc_id!r}"
+            )
         counts = Counter(word for word in self._words([query])[0] if word in self._vocabulary)
         parts = [] if self._index is None else [
             (word, float(count), float(self._index.get_scores([word])[row[0]]) + self._floor_of(word))

@@ -34,7 +34,7 @@ from ranker.types import TokenBatch
 log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "float16")
-# what a configuration says of its file and of training, which does not change states
+# configuration keys that do not influence the hidden states, because they describe only the stored file or training
 NOT_STATES = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
@@ -53,7 +53,7 @@ def scorer_hash(scorer: Scorer) -> str:
     doc_encoder = scorer.doc_encoder if is_bi_encoder(scorer) else None
     for encoder in (scorer.encoder, doc_encoder or scorer.encoder):
         options = {key: value for key, value in encoder.config.to_dict().items() if key not in NOT_STATES}
-        # rounds the weights in each forward pass
+        # `quantize_aware` rounds the weights in each forward pass, so it changes the states
         options["quantize_aware"] = encoder.execution.quantize_aware
         digest.update(json.dumps(options, sort_keys=True, default=str).encode())
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
@@ -222,10 +222,10 @@ def _check_finite(values: np.ndarray, ids: np.ndarray, dtype: str) -> None:
     Args:
         values: The vectors.
         ids: The id of each vector's doc [vectors].
-        dtype: Of the stored vectors, for the message.
+        dtype: The data type of the stored vectors; used only in the error message.
 
     Raises:
-        DataError: One is not finite.
+        DataError: A vector is not finite.
     """
     bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(bad):
@@ -256,7 +256,7 @@ def encode_queries(scorer: BiEncoder, collator: Collator, rows: np.ndarray, devi
     Raises:
         DataError: A query's vector is not finite.
     """
-    if scorer.training:  # for a single query, setting it again would be a fifth of the time
+    if scorer.training:  # `eval` walks through all modules: for a single query a fifth of the encoding time
         scorer.eval()
     lengths = collator.query.row_lengths(collator.query_lengths(rows))
     parts = []

@@ -62,7 +62,9 @@ class BM25Engine:
             DataError: The collection has no such query or doc.
         """
         if query_id not in self.queries:
-            raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no query {query_id!r}")
+            raise DataError(
+                f"explain: expected a query id and a doc id that one set contains; not found: query {query_id!r}"
+            )
         return self._bm25.explain(self.queries[query_id], doc_id)
 
 

@@ -171,7 +171,7 @@ class SparseEngine:
         row = np.flatnonzero(self.store.doc_ids == doc_id.encode())
         if query_id not in self.collator.queries.ids().astype(str).tolist() or not len(row):
             missing = f"doc {doc_id!r}" if not len(row) else f"query {query_id!r}"
-            raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no {missing}")
+            raise DataError(f"explain: expected a query id and a doc id that one set contains; not found: {missing}")
         words, weights = self.encode([query_id])[0]
         of_doc = np.asarray(self.store.matrix[row[0], words].todense()).ravel()
         names = self.scorer.encoder.tokenizer.convert_ids_to_tokens(words.tolist())

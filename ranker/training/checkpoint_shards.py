@@ -1,7 +1,7 @@
 """Checkpoints in parts, one for each device: `last.ckpt` of the first device, `last.ckpt.1` of the second, and so on.
 
-A part is a checkpoint file that contains the shards of one device in place of whole tensors. All parts together have
-the content of a checkpoint in one file, so any number of devices can resume from them, with or without shards.
+A part is a checkpoint file that contains the shards of one device instead of whole tensors. All parts together have the
+content of a checkpoint in one file. So any number of devices, with or without shards, can resume from the parts.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class SaveLast(Checkpoint):
         path: The file.
         every_steps: Steps between two checkpoints.
         resumed: The checkpoint from which the training resumes. It is linked to `path` until a new one is written.
-        command: The command to show in the message at SIGTERM, with which the training resumes.
+        command: The command that resumes the training; the message at SIGTERM shows it.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class SaveLast(Checkpoint):
 
 
 def _on_sigterm(handler: Callable[..., Any] | int | signal.Handlers | None) -> None:
-    """Set SIGTERM's handler if this is the main thread, which alone may do so. Lightning restores the old one later."""
+    """Set SIGTERM's handler, if this is the main thread: no other thread may. Lightning restores the old handler."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 

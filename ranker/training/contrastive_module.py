@@ -42,7 +42,7 @@ class ContrastiveModule(RerankModule):
        gradient of this part with respect to the vectors. The gradients with respect to doc vectors are summed over the
        devices.
     3. Pass 2 propagates these gradients through the graph of the last micro-batch. It encodes each other micro-batch
-       again, with the same dropout and with a graph, and propagates its gradients as well.
+       again, with the same dropout and with a graph, and propagates the gradients of this micro-batch as well.
 
     Peak memory is the sum of the activations of one micro-batch, the vectors of the step, the gradient of the query
     vectors, and the score matrix with its gradient. The gradient of the doc vectors overwrites the doc vectors.
@@ -56,8 +56,8 @@ class ContrastiveModule(RerankModule):
         loss: As in RerankModule.
         optimization: As in RerankModule.
         nonfinite: As in RerankModule.
-        symmetric: Whether to average the loss with that of the other direction, in which each positive doc ranks all
-            queries of the step.
+        symmetric: Whether to average two losses: that of queries that rank docs, and that of positive docs that rank
+            all queries of the step.
     """
 
     scorer: BiEncoder
@@ -110,7 +110,7 @@ class ContrastiveModule(RerankModule):
         return total.double()
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties | None:
-        """Return a part of the loss that depends on all vectors of the step; None: no such part. For subclasses.
+        """Return a part of the loss that depends on all vectors of the step, or None. Subclasses override this method.
 
         Args:
             queries: Vectors of the step's queries, the same on every device.
@@ -132,9 +132,9 @@ class ContrastiveModule(RerankModule):
     def _encode_step(
         self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]
     ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
-        """Return the vectors of the step's queries and docs, and those of the last micro-batch with their graph.
+        """Return the vectors of the step's queries and docs, and the last micro-batch's vectors with their graph.
 
-        The vectors of the step are in its order and equal on every device: each device fills in the vectors of its own
+        The vectors are in the order of the step and equal on every device: each device fills in the vectors of its own
         texts, the others are zeros, and the devices sum these tensors. The last micro-batch needs no second forward
         pass, because its graph is kept.
         """
@@ -204,7 +204,7 @@ class ContrastiveModule(RerankModule):
     def _loss_of_scores(
         self, scores: Tensor, contrast: Contrast, mine: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return this device's part of the loss [], and its gradients for scores [groups, docs] and loss parameters.
+        """Return this device's part of the loss (a scalar), and its gradients for scores [groups, docs] and parameters.
 
         A query's own docs have their labels; docs of other queries have label 0. The loss is a mean over rankings, that
         is, rows of the score matrix. It is computed for blocks of rows; each block is weighted by its share of the rows

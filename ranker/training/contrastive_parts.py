@@ -11,7 +11,7 @@ class Gradients(NamedTuple):
     """This device's part of a step's loss, and the gradients of this part.
 
     Attributes:
-        total: The part of the loss, [].
+        total: The part of the loss, a scalar.
         by_queries: Gradient with respect to each query vector of the step, [query vectors, dim].
         by_docs: Gradient with respect to each doc vector of the step, [doc vectors, dim].
         parameters: Trained parameters of the loss and of the scoring, each with its gradient.
@@ -27,7 +27,7 @@ class Penalties(NamedTuple):
     """A part of the loss that depends on the vectors themselves and not on scores, and its gradients.
 
     Attributes:
-        value: The part of the loss, [].
+        value: The part of the loss, a scalar.
         by_queries: Gradient with respect to each query vector, [queries, dim], or [1, dim] if all gradients are equal.
         by_docs: Gradient with respect to each doc vector, [docs, dim], or [1, dim] if all gradients are equal.
     """
@@ -47,7 +47,7 @@ class Direction(NamedTuple):
         candidate_groups: Group of each column, int64 [columns].
         labels: Label of each column in rows of its own group, [columns]; in other rows the label is 0.
         scores: Scores; a row ranks the columns, [rows, columns].
-        gradients: Gradient of the loss with respect to `scores`, to which gradients are added in place [rows, columns].
+        gradients: Gradient of the loss with respect to `scores`, [rows, columns]. Gradients are added to it in place.
         mask: True where a column is a candidate of a row, bool [rows, columns].
     """
 

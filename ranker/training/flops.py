@@ -53,7 +53,9 @@ def matmul_flops(
 
 
 def near_pairs(lengths: Tensor, window: int | None) -> Tensor:
-    """Return the number of token pairs at most `window` apart, summed over rows, float64 []; window None: all pairs.
+    """Return the number of token pairs at most `window` apart, summed over rows, a float64 scalar.
+
+    If `window` is None, all pairs of a row are counted.
 
     >>> import torch
     >>> near_pairs(torch.tensor([3, 1]), 1).item(), near_pairs(torch.tensor([3, 1]), None).item()
@@ -66,7 +68,7 @@ def near_pairs(lengths: Tensor, window: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """Numbers of weights of linear layers by which each token is multiplied, counted once for each run of a layer.
+    """Numbers of linear layers' weights that multiply each token. If a layer runs twice, its weights count twice.
 
     Args:
         trained: Number of weights with a gradient.

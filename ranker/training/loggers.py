@@ -27,7 +27,7 @@ def csv(folder: Path) -> Logger:
 
 
 def tensorboard(folder: Path, earlier: Path | None = None) -> Logger:  # noqa: ARG001 - each run has its event files
-    """Return the logger of `tensorboard/`. A resumed run writes new files; with the parent as `--logdir` all show."""
+    """Return the logger of `tensorboard/`. A resumed run writes new files; `--logdir PARENT_FOLDER` shows all files."""
     return TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False)
 
 

@@ -186,7 +186,7 @@ class OwnDocsMatryoshkaModule(RerankModule):
         return super().accumulate(step)
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the loss, a mean over all pairs of a layer and a size, and over the micro-batch's groups, []."""
+        """Return the mean loss over all pairs of a layer and a size and over the micro-batch's groups, a scalar."""
         assert self.loss is not None
         queries, docs = encode(self.scorer, batch, self._layers)
         total: Tensor | float = 0.0

@@ -1,4 +1,4 @@
-"""Store a training step whose loss or gradient is not finite, so that the step can be repeated.
+"""Store a training step whose loss or gradient is NaN or infinite, so that the step can be repeated.
 
 The files are safetensors and JSON, which contain no code.
 """
@@ -58,7 +58,7 @@ class PendingStep:
 
 
 def report(module: Any, step: TrainStep, number: int, loss: float, norm: float) -> None:
-    """Write the dump of a step that is not finite; then log that it is skipped, or end the training.
+    """Write a step whose loss or gradient is NaN or infinite to a folder; then log the skipped step, or stop training.
 
     Args:
         module: The RerankModule.

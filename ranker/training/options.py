@@ -37,7 +37,7 @@ class Optimization:
 
 @dataclass(frozen=True)
 class NonFiniteOptions:
-    """What to do at a step whose loss or gradient is not finite.
+    """What to do at a step whose loss or gradient is NaN or infinite.
 
     Args:
         action: `stop` ends the training. `skip` changes neither weights nor optimizer state, but the step still counts

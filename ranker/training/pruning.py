@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Prune(pl.Callback):
-    """Report each validation to the study. Stop a trial that is worse than most others at the same validation.
+    """Report each validation to the study. Stop a trial that is worse than most other trials at this validation.
 
     The sweeper adds this callback to its jobs. The n-th validation of a trial is compared with the n-th validations of
     the others, whatever number of steps lies between validations. The last validation never stops a trial, because the

@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class RerankModule(pl.LightningModule):
-    """Train a scorer, one optimizer step per `TrainStep`. A validation measures the scorer's run on each set.
+    """Train a scorer, one optimizer step per `TrainStep`.
+
+    At each validation, the scorer ranks the candidates of each validation set, and the measures of the rankings are
+    logged.
 
     A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups. Gradients are summed
     over micro-batches and devices. The number of devices and the memory budget therefore change only the rounding.
@@ -45,7 +48,7 @@ class RerankModule(pl.LightningModule):
         loss: Returns a scalar for scores, labels and mask: a mean over groups. If the training mixes several sets, it
             is a `SetLosses`. None for a module that is only validated.
         optimization: Optimizer, schedule, clipping and seed.
-        nonfinite: What to do at a step whose loss or gradient is not finite.
+        nonfinite: What to do at a step whose loss or gradient is NaN or infinite.
     """
 
     def __init__(
@@ -101,16 +104,17 @@ class RerankModule(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
-        """Run one optimizer step: all micro-batches of this device, one gradient sum over devices, clipping, update."""
+        """Make one optimizer step: process this device's micro-batches, sum and clip the gradients, update weights."""
         if self.refresh is not None:
             step = self.refresh.current(step, self)
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
         norm = self.clip()
-        # One all-reduce sums over the devices: the loss, the gradient norm, the requests to stop, and the loss of each
-        # set if there are several. Each device already has the whole gradient norm, so it is first divided by the
-        # number of devices. From the sums, all devices decide alike whether the step is finite and whether to stop.
+        # One all-reduce over the devices sums these values: the loss, the gradient norm, the requests to stop, and the
+        # loss of each set if there are several sets. Each device already has the whole gradient norm, so the norm is
+        # first divided by the number of devices. All devices read the same sums, so they decide alike whether the step
+        # is finite and whether to stop.
         stop = torch.full_like(total, float(self.stop_asked))
         of_sets = self.loss.parts(total) if isinstance(self.loss, SetLosses) else ()
         summary = torch.stack([total, norm.double() / self.trainer.world_size, stop, *of_sets])
@@ -144,7 +148,7 @@ class RerankModule(pl.LightningModule):
                 self.log(f"train/groups/{name}", self._on_device(count))
                 self.log(f"train/loss/{name}", loss)
         if self.device.type == "cpu":
-            self._check_pending()  # the host waits for nothing
+            self._check_pending()  # on a CPU, a check at once costs no wait
 
     def _on_device(self, value: float) -> Tensor:
         """Return a number as a tensor on the device. Lightning's copy of a Python number would make the host wait."""
@@ -176,21 +180,22 @@ class RerankModule(pl.LightningModule):
             )
 
     def on_train_end(self) -> None:
-        """Check the last step. From now on, dropout seeds are drawn at random again."""
+        """Check that the last step was finite, and let the encoders draw dropout seeds at random again."""
         self._check_pending()
         for encoder in self._encoders:
             encoder.end_training()
 
     def on_validation_start(self) -> None:
-        """Check the last step before its weights are measured."""
+        """Check that the last step was finite before the model is validated."""
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store counts of the training, and leave out the frozen weights to which adapters were added.
 
-        They count the skipped steps, the groups of each set that were trained on, and the rounds of mined negatives.
-        The last step is checked first: if it is not finite and ends the training (`NonFiniteOptions`), no checkpoint is
-        written.
+        The counts are the number of skipped steps, the number of trained groups of each set, and the number of rounds
+        of mined negatives.
+        The last step is checked first: if its loss or gradient is not finite and the training therefore ends
+        (`NonFiniteOptions`), no checkpoint is written.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
@@ -242,20 +247,23 @@ class RerankModule(pl.LightningModule):
         return total
 
     def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
-        """Update state that does not belong to the optimizer, such as loss weights. For subclasses.
+        """Update state that does not belong to the optimizer, such as loss weights. Subclasses override this method.
 
         Args:
             step: The step.
-            finite: Whether the step is finite, bool []; if False, nothing may change.
+            finite: Whether loss and gradient of the step are finite, a bool scalar; if False, nothing may change.
         """
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the mean loss over the micro-batch's groups, []."""
+        """Return the mean loss over the micro-batch's groups, a scalar tensor."""
         reference = reference_scores(self.scorer, batch) if self._has_reference else None
         return self.loss_of_scores(self.scorer(batch), batch, reference)
 
     def loss_of_scores(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None) -> Tensor:
-        """Return the mean of `loss` over the micro-batch's groups, [], from scores [batch, docs]; see `loss_of`."""
+        """Return the mean loss over the micro-batch's groups, a scalar tensor, from scores [batch, docs].
+
+        See `loss_of`.
+        """
         assert self.loss is not None
         if isinstance(self.loss, SetLosses):
             return self.loss.of_batch(scores, batch, reference, self._step_seed)
@@ -310,7 +318,7 @@ class RerankModule(pl.LightningModule):
         return whole
 
     def _check_pending(self) -> bool:
-        """Check the pending step, if there is one, and report it if it was not finite.
+        """Check whether loss and gradient of the pending step were finite, and report the step if they were not.
 
         Returns:
             Whether the pending step was finite, or there is none.
@@ -339,7 +347,7 @@ class RerankModule(pl.LightningModule):
         self._collectors.setdefault(dataloader_idx, ScoreCollector()).add(batch, self.scorer(batch.batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Measure the run of each validation set, gathered from all devices; every device logs the same values.
+        """Gather each validation set's scores from all devices, and log their measures, equal on every device.
 
         Measures are logged as `val/MEASURE` for a single set. For a mix, they are logged as `val/SET/MEASURE` for each
         set, and their mean over the sets as `val/MEASURE`.

@@ -68,11 +68,11 @@ class SetLosses(nn.Module):
         return only
 
     def _nothing(self) -> Tensor | float:
-        """Return 0 with the gradient 0 for the parameters of all losses, so each device has a gradient for each."""
+        """Return 0 with the gradient 0 for all losses' parameters, so each parameter has a gradient on each device."""
         return sum((parameter.sum() * 0.0 for parameter in self.parameters() if parameter.requires_grad), start=0.0)
 
     def parts(self, total: Tensor) -> list[Tensor]:
-        """Return the part of each set in this device's loss of the step, float64 [] each; their sum is `total` []."""
+        """Return each set's part of this device's loss of the step, float64 scalars that sum to the scalar `total`."""
         assert self._step is not None
         groups = self._step.set_groups
         if sum(count > 0 for count in groups) == 1:
@@ -80,7 +80,7 @@ class SetLosses(nn.Module):
         return self._sums or [torch.zeros_like(total) for _ in groups]
 
     def end(self, step: TrainStep, parts: Tensor) -> Iterator[tuple[str, int, Tensor]]:
-        """Count the groups of the step.
+        """Add the step's number of groups of each set to the counts.
 
         Args:
             step: The step.

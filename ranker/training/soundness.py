@@ -45,9 +45,9 @@ def check_scores(scorer: Scorer) -> None:
         scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
-        ConfigError: Two docs have the same score for any weights; or the score of a doc depends on the other docs,
-            although the model does not read lists; or scores of the same batch differ from pass to pass; or layers
-            compute statistics over a batch in training.
+        ConfigError: There are four possible faults. Two docs have the same score for any weights. The score of a doc
+            depends on the other docs, although the model does not read lists. Scores of one batch differ from pass to
+            pass. Or layers compute statistics over a batch in training.
     """
     module: Any = scorer
     training = module.training

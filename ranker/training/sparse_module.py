@@ -70,9 +70,9 @@ class SparseModule(ContrastiveModule):
         options: As in ContrastiveModule.
 
     Attributes:
-        factor: Factor of the penalties at this step, which grows during the warm-up, [].
+        factor: Factor of the penalties at this step, a scalar tensor. It grows during the warm-up.
         frequencies: Share of docs that have each term, averaged over steps, [words]; empty except for `df_flops`.
-        averaged: Number of steps averaged in `frequencies`, [].
+        averaged: Number of steps averaged in `frequencies`, a scalar tensor.
     """
 
     def __init__(self, *args: Any, sparsity: Sparsity, **options: Any) -> None:
@@ -111,7 +111,7 @@ class SparseModule(ContrastiveModule):
         return Penalties(value, (for_queries * by_query).unsqueeze(0), (for_docs * by_doc).unsqueeze(0))
 
     def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
-        """Keep the step's document frequencies if `finite`, bool []; log the penalties and mean numbers of terms."""
+        """Keep the step's document frequencies if `finite` (a bool scalar); log penalties and mean numbers of terms."""
         if self._counted is not None:
             self.frequencies.copy_(torch.where(finite, self._counted.to(self.frequencies), self.frequencies))
             self.averaged += finite.to(self.averaged)
@@ -131,7 +131,7 @@ class SparseModule(ContrastiveModule):
 
 
 def penalty(regularizer: str, weights: Tensor, importance: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return a penalty [] on term weights [texts, words], and its gradient [words], which is equal for all texts.
+    """Return a penalty on term weights [texts, words], a scalar, and its gradient [words], equal for all texts.
 
     The gradient holds for positive weights. A weight of 0 passes on no gradient, since its activation has slope 0.
 

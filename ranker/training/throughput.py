@@ -57,7 +57,7 @@ class Throughput(pl.Callback):
         self._mined = 0.0  # total time of mining at the moment `_since`
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Measure the GPU's rate, and reset token counts and peak memory."""
+        """Measure the GPU's FLOP/s, and reset token counts and peak memory."""
         self._refresh = getattr(module, "refresh", None)
         self._mined = getattr(self._refresh, "seconds", 0.0)
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
@@ -83,7 +83,7 @@ class Throughput(pl.Callback):
         batch: TrainStep,
         batch_idx: int,
     ) -> None:
-        """Count the step."""
+        """Add the pairs, tokens and time of this step to the counts."""
         self.steps += 1
         counts = self.counts
         counts.pairs += batch.num_docs

@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 def measured_sets(
     trainer: Any, devices: Devices, measures: list[str], collectors: dict[int, ScoreCollector]
 ) -> dict[str, float]:
-    """Return the values of a validation to log, equal on every device. All processes must call this.
+    """Return the values of a validation that are logged; they are equal on every device. All processes must call this.
 
     Args:
         trainer: Lightning's Trainer, whose data module has `val_sets`.
         devices: This process's device.
         measures: Names of measures.
-        collectors: Index of the validation set -> this device's scores, which are gathered and then cleared.
+        collectors: Index of the validation set -> this device's scores. They are gathered and then cleared.
     """
     sets: dict[str, Collection] = trainer.datamodule.val_sets
     loaders: Any = trainer.val_dataloaders
@@ -51,7 +51,8 @@ def measured_sets(
 def measures_of_run(run: Run, collection: Collection, measures: list[str], step: int) -> dict[str, float]:
     """Return a run's mean measures by their reported names, and by the names in `measures` where these differ.
 
-    A reported name includes the collection's relevance threshold, such as AP(rel=2); `monitor` has the other name.
+    A reported name includes the collection's relevance threshold, such as AP(rel=2). `monitor` uses the name without
+    the threshold.
 
     Args:
         run: The run.

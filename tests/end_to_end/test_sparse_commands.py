@@ -44,8 +44,8 @@ COMMANDS = {
 MISTAKES = {
     "dense index": "index: expected sparse for SPLADE, got flat; set index=sparse",
     "dense candidates": "candidates: expected null with model=...",
-    "no such query": "explain: expected QUERY_ID,DOC_ID of the set, got no query 'q99'",
-    "no such doc": "explain: expected QUERY_ID,DOC_ID of the set, got no doc 'd99'",
+    "no such query": "explain: expected a query id and a doc id that one set contains; not found: query 'q99'",
+    "no such doc": "explain: expected a query id and a doc id that one set contains; not found: doc 'd99'",
     "one id": "explain: expected QUERY_ID,DOC_ID, got 'q33'",
     "regularizer": "model.regularizer: expected one of flops, l1, df_flops; got 'l2'",
 }

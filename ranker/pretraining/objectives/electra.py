@@ -23,19 +23,19 @@ from ranker.training.rerank_module import RerankModule
 
 
 class ELECTRA:
-    r"""The generator's loss on hidden tokens, plus a weight times the encoder's loss on all tokens.
+    r"""The generator's loss on masked tokens, plus a weight times the encoder's loss on all tokens.
 
-    .. math:: L = \mathrm{mean}_{hidden} -\log p_G(w_i) + \lambda\, \mathrm{mean}_{tokens}\, \mathrm{BCE}(D(x)_t,\; x_t
+    .. math:: L = \mathrm{mean}_{masked} -\log p_G(w_i) + \lambda\, \mathrm{mean}_{tokens}\, \mathrm{BCE}(D(x)_t,\; x_t
         \ne w_t)
 
     The generator :math:`p_G` is a copy of the encoder's lowest layers that shares the encoder's word embeddings. It
-    predicts hidden tokens, as in `MLM`. For each hidden token, a token is sampled from the predicted distribution and
+    predicts masked tokens, as in `MLM`. For each masked token, a token is sampled from the predicted distribution and
     put into the text x. The encoder with a head, D, predicts for every token t whether it was replaced. A sampled
     token that equals the original :math:`w_t` counts as not replaced. The encoder's loss sends no gradient to the
     generator. Only the encoder is saved.
 
     Args:
-        share: Share of each row's tokens to hide. The mask token replaces all hidden tokens.
+        share: Share of each row's tokens to mask. The mask token replaces all masked tokens.
         generator_layers: Layers of the generator; None: a third of the encoder's layers, at least one.
         weight: Weight of the encoder's loss.
 
@@ -56,7 +56,7 @@ class ELECTRA:
         return ELECTRAModel(encoder, self.generator_layers or max(1, encoder.num_layers // 3), self.weight)
 
     def draws(self, texts: Texts) -> MaskedBlocks:
-        """Return the object that draws blocks with hidden tokens."""
+        """Return the object that draws blocks with masked tokens."""
         return MaskedBlocks(texts, self.masking)
 
     def module(self, model: Any, **options: Any) -> RerankModule:
@@ -85,7 +85,7 @@ class ELECTRAModel(nn.Module):
         self.found = nn.Sequential(linear_layer(encoder, encoder.dim), nn.GELU(), linear_layer(encoder, 1))
 
     def forward(self, batch: MaskedBatch) -> Tensor:
-        """Return the micro-batch's part of the step's loss, []."""
+        """Return the micro-batch's part of the step's loss, a scalar."""
         rows, hidden = batch.docs, batch.hidden
         assert rows is not None and hidden is not None
         states = self.generator(rows)
@@ -101,9 +101,9 @@ class ELECTRAModel(nn.Module):
         return generator_loss + self.weight * found
 
     def generate(self, states: Tensor, hidden: Hidden) -> tuple[Tensor, Tensor]:
-        """Return the generator's part of the loss [], and a word drawn for each hidden token, int64 [hidden].
+        """Return the generator's part of the loss, a scalar, and a word drawn for each masked token, int64 [masked].
 
-        The draw uses the hidden token's own random number (see `drawn`), so it does not depend on how the step is
+        The draw uses the masked token's own random number (see `drawn`), so it does not depend on how the step is
         split.
         """
         total, words = states.new_zeros(()), []

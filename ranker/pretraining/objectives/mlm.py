@@ -1,4 +1,4 @@
-"""Masked words: predict hidden tokens from the rest of the text (BERT, Devlin et al., 2019, arXiv:1810.04805)."""
+"""Masked words: predict masked tokens from the rest of the text (BERT, Devlin et al., 2019, arXiv:1810.04805)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ranker.training.rerank_module import RerankModule
 
 
 class MLM:
-    r"""Cross-entropy of hidden tokens: the mean of :math:`-\log p(w_i \mid \text{row})` over the step's hidden tokens.
+    r"""Cross-entropy of masked tokens: the mean of :math:`-\log p(w_i \mid \text{row})` over the step's masked tokens.
 
-    A row is a block of a doc with some tokens hidden. As in RoBERTa (Liu et al., 2019, arXiv:1907.11692), there is no
-    next-sentence prediction, and different tokens are hidden in each epoch.
+    A row is a block of a doc with some tokens masked. As in RoBERTa (Liu et al., 2019, arXiv:1907.11692), there is no
+    next-sentence prediction, and different tokens are masked in each epoch.
 
     Args:
         share: See `Masking`.
@@ -36,7 +36,7 @@ class MLM:
         return MLMModel(encoder)
 
     def draws(self, texts: Texts) -> MaskedBlocks:
-        """Return the object that draws blocks with hidden tokens."""
+        """Return the object that draws blocks with masked tokens."""
         return MaskedBlocks(texts, self.masking)
 
     def module(self, model: Any, **options: Any) -> RerankModule:
@@ -48,6 +48,6 @@ class MLMModel(MaskedModel):
     """An encoder with the head of its family's masked language model."""
 
     def forward(self, batch: MaskedBatch) -> Tensor:
-        """Return the micro-batch's part of the step's loss, []."""
+        """Return the micro-batch's part of the step's loss, a scalar."""
         assert batch.docs is not None and batch.hidden is not None
         return masked_loss(self.head, self.encoder(batch.docs), batch.hidden)

@@ -25,20 +25,21 @@ SIZE, PICK = 131, 132  # hashed into the random draws, so that the two draws are
 
 
 class PROP:
-    r"""A hinge loss that compares two sets of words of each block, plus the loss of masked words.
+    r"""A hinge loss that compares two word sets drawn from each block, plus a masked language modelling loss.
 
-    .. math:: L = \mathrm{mean}_{blocks} \max(0, m - s(S^+, D) + s(S^-, D)) + \mathrm{mean}_{hidden} -\log p(w_i)
+    .. math:: L = \mathrm{mean}_{blocks} \max(0, m - s(S^+, D) + s(S^-, D)) + \mathrm{mean}_{masked} -\log p(w_i)
 
-    D is a block, m the margin, and :math:`S^+` the word set with the higher likelihood. Both sets have the same number
-    of words, at least one, drawn from a Poisson distribution. Words are drawn with replacement from the words of the
-    block, with the probabilities of the block's language model (`WordModel`). English stop words and punctuation are
-    never drawn. If both sets are equally likely, the block has no hinge loss. A row contains a word set (at the
-    position of a query) and the block. Its score s is a linear layer on the first token's state. Only tokens of the
-    block are hidden.
+    D is a block (a piece of a doc), m the margin, and :math:`S^+` the word set with the higher likelihood. Both sets
+    have the same number of words, at least one, drawn from a Poisson distribution. Words are drawn with replacement
+    from the words of the block, with the probabilities of the block's language model (`WordModel`). English stop words
+    and punctuation are never drawn. If both sets are equally likely, the block has no hinge loss. A row contains a word
+    set (at the position of a query) and the block. The score s of the row is a linear layer on its first token's state.
+    Only tokens of the block are masked for prediction, never tokens of the word set.
 
     Args:
         words: Mean number of words of a set.
-        mu: Weight of the collection in the block's language model, in words; 2000 is a usual value.
+        mu: Dirichlet smoothing parameter of the block's language model: the collection counts like `mu` additional
+            words. 2000 is a usual value.
         margin: Least difference of the two scores at which the hinge loss is 0.
         share: See `Masking`.
         masked: See `Masking`.
@@ -92,7 +93,7 @@ class PROPModel(MaskedModel):
         self.margin, self.score = margin, linear_layer(encoder, 1)
 
     def forward(self, batch: MaskedBatch) -> Tensor:
-        """Return the micro-batch's part of the step's loss, []."""
+        """Return the micro-batch's part of the step's loss, a scalar."""
         assert batch.pairs is not None and batch.hidden is not None
         states = self.encoder(batch.pairs)
         scores = self.score(pool(states, batch.pairs, "cls")).view(-1, 2)
@@ -109,7 +110,7 @@ class WordSets:
         texts: The docs.
         words: See `PROP`.
         mu: See `PROP`.
-        masking: How tokens are hidden.
+        masking: How tokens are masked.
     """
 
     def __init__(self, texts: Texts, words: float, mu: float, masking: Masking) -> None:
@@ -174,7 +175,7 @@ class WordSetRows:
 
     Args:
         sets: Tokens of the word sets, two sets for each group.
-        masked: The block of each group with hidden tokens, twice, with different tokens hidden.
+        masked: Two masked copies of each group's block; each copy has different masked tokens.
         better: 1 if a group's first set is more likely, -1 if its second set is, 0 if they are equal [groups].
         layout: The special tokens around a set and a block.
     """
@@ -206,7 +207,9 @@ class WordSetRows:
 
 
 def poisson(draw: float, mean: float) -> int:
-    """Return a sample of a Poisson distribution: its inverse cumulative distribution at `draw`, in [0, 1); at most 100.
+    """Return a Poisson sample by inverting the cumulative distribution at `draw`, a number in [0, 1).
+
+    The result is at most 100.
 
     >>> poisson(0.0, 3.0), poisson(0.04, 3.0), poisson(0.05, 3.0), poisson(0.999, 3.0)
     (0, 0, 1, 10)

@@ -12,11 +12,11 @@ from ranker.retrieval.late.vector_code import HALF_SCALE
 from ranker.retrieval.vector_store import VectorStore
 
 MERGE = 0.95  # smallest cosine at which query tokens are merged
-LEAST_NEAR = 64  # centroids that each merged token probes at least
+LEAST_NEAR = 64  # smallest number of centroids that each merged token probes
 
 
 class CPUSearch:
-    """Finds candidates by 16-bit similarities, after merging query tokens with similar vectors.
+    """Merges query tokens whose vectors are similar, then finds candidates by 16-bit similarities.
 
     The computations are in `query_kernels` and `doc_kernels`.
 
@@ -46,11 +46,14 @@ class CPUSearch:
         return slots
 
     def candidates(self, query: np.ndarray, probes: int, count: int) -> np.ndarray:
-        """Return the rows of the best docs by compressed vectors, ascending, int64 [at most count].
+        """Score docs with the compressed vectors, and return the rows of the best docs, sorted by row number.
+
+        They are int64 [at most count].
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
-            probes: Number of centroids that each merged token probes, at least `LEAST_NEAR`.
+            probes: Number of centroids that each merged token probes. A value below `LEAST_NEAR` is raised to
+                `LEAST_NEAR`.
             count: Number of docs.
         """
         rows, scores = self.scores(query, max(probes, LEAST_NEAR))
@@ -59,8 +62,8 @@ class CPUSearch:
     def scores(self, query: np.ndarray, probes: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the docs with a vector at a probed centroid, int64 [docs], and their MaxSim, float32 [docs].
 
-        Only vectors at the centroids that a token probes count for the token. If a doc has none, the similarity is that
-        of the worst probed centroid.
+        For each query token, only the doc vectors assigned to its probed centroids are compared. If a doc has no such
+        vector, the token's similarity with the doc is the token's similarity with the least similar probed centroid.
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
@@ -77,7 +80,7 @@ class CPUSearch:
 
     @staticmethod
     def exact(query: np.ndarray, rows: np.ndarray, store: VectorStore) -> np.ndarray:
-        """Return MaxSim with docs from stored vectors in float32, float32 [docs].
+        """Compute MaxSim of the query with each doc, float32 [docs], from the uncompressed stored vectors in float32.
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].

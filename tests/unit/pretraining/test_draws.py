@@ -1,4 +1,4 @@
-"""Random draws from texts (hidden tokens, sentences, sets of words) equal plain loops and are pinned at seed 0."""
+"""Random draws from texts (masked tokens, sentences, sets of words) equal plain loops and are pinned at seed 0."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def text(tokens):
     return " ".join(TOKENIZER.convert_ids_to_tokens(list(map(int, tokens)))).replace(" ##", "")
 
 
-# hidden tokens
+# masked tokens
 # ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -321,10 +321,11 @@ def test_empty_classes_are_reported(tmp_path: Path) -> None:
             for place, example in enumerate(super().examples(sample)):
                 yield replace(example, targets=(Target((Span("doc"),), value=float(place % 4 == 0)),))
 
-    assert "words: k = 10 classes, 8 of them without a training target; log2 k counts all" in prepared(
-        tmp_path, [TwoValues()]
-    )
-    assert not any("empty" in warning for warning in prepared(tmp_path, [Words()]))
+    assert (
+        "words: 8 of the 10 classes have no training target; the cost of the first block, log2 10 bits per target, "
+        "still counts them"
+    ) in prepared(tmp_path, [TwoValues()])
+    assert not any("no training target" in warning for warning in prepared(tmp_path, [Words()]))
 
 
 # controls

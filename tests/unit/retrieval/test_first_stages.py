@@ -77,5 +77,5 @@ def test_ties_and_an_empty_corpus():
 def test_wrong_options():
     with pytest.raises(ConfigError, match=r"^bm25.variant: expected one of lucene, .*; got 'bm26'$"):
         BM25(DOCS, variant="bm26")
-    with pytest.raises(DataError, match=r"^explain: expected QUERY_ID,DOC_ID of the set, got no doc 'd9'$"):
+    with pytest.raises(DataError, match=r"^explain: expected a query id and a doc id that .*; not found: doc 'd9'$"):
         BM25(DOCS).explain("gull", "d9")

@@ -173,7 +173,7 @@ def test_the_terms_of_a_score_add_up_to_it(engine_of, splade):
     assert products == sorted(products, reverse=True) and all(products)
     assert {term for term, *_ in terms} <= set(splade.encoder.tokenizer.get_vocab())
     for ids, missing in ((("q3", "nothing"), "doc 'nothing'"), (("nobody", doc_id), "query 'nobody'")):
-        with pytest.raises(DataError, match=f"^explain: expected QUERY_ID,DOC_ID of the set, got no {missing}$"):
+        with pytest.raises(DataError, match=f"^explain: expected a query id and a doc id .*; not found: {missing}$"):
             engine.explain(*ids)
 
 
