@@ -76,7 +76,8 @@ class CheckedLoader(ConfigLoaderImpl):
             ConfigError: Its `hydra` node breaks a rule.
         """
         if not validate_sweep_overrides:  # Hydra looks for `hydra.mode`
-            with suppress(Exception):  # the next call reports a mistake, and composes a sweep
+            # if this fails, the call of `super()` below composes a sweep, or reports the mistake
+            with suppress(Exception):
                 cfg = self.load_configuration(config_name, overrides, RunMode.RUN, from_shell)
                 self._composed = (config_name, [*overrides], cfg)
                 return cfg
@@ -157,7 +158,7 @@ def _logging_faults(node: Any, path: str) -> list[str]:
 
 
 def _plugin_faults(node: Any, path: str) -> list[str]:
-    """Check that a launcher or sweeper is a plugin of Hydra; the only `_target_` in it may be a sampler of Optuna."""
+    """Check that a launcher or sweeper is a plugin of Hydra, and that each nested `_target_` is a sampler of Optuna."""
     if not isinstance(node, dict) or not str(node.get("_target_")).startswith(PLUGINS):
         got = node.get("_target_") if isinstance(node, dict) else node
         return [f"{path}: expected a plugin of Hydra's as _target_, got {got!r}"]
@@ -172,7 +173,10 @@ def _plugin_faults(node: Any, path: str) -> list[str]:
         ):
             faults.append(f"{name}._target_: expected one of {SAMPLERS}*, got {part['_target_']!r}")
         if isinstance(part, str) and "${" in TEXTS.sub("", part):
-            faults.append(f"{name}: expected a value without interpolations of other keys than hydra's, got {part!r}")
+            faults.append(
+                f"{name}: only interpolations of hydra.sweep.dir, sweep.subdir, run.dir, runtime.output_dir and "
+                f"job.name, num or id are allowed; got {part!r}"
+            )
         for inner, inner_name in parts_of(part, name):
             walk(inner, inner_name)
 
@@ -188,7 +192,10 @@ def _is_sampler(target: str, path: str) -> bool:
 
 
 def _foreign_commands(content: Mapping[str, Any]) -> list[str]:
-    """Return one fault for each key of `COMMANDS` that a file outside conf/, not the command line, may have set."""
+    """If files outside conf/ are in use, check that they did not set a key of `COMMANDS`.
+
+    Return one fault for each key that has a new value without being set on the command line.
+    """
     sources = [source for source in _select(content, "runtime.config_sources") or () if source.get("schema") == "file"]
     if all(Path(source["path"]).resolve().is_relative_to(CONF) for source in sources):
         return []

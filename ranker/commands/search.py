@@ -177,7 +177,10 @@ def _vector_engines(
     check_late(index_type, scorer.vectors == "tokens", late)
     for key in ("candidates", "explain"):
         if cfg[key] is not None and scorer.vectors != "terms":
-            raise ConfigError(f"{key}: expected null for {type(scorer).__name__}, which has no terms, got {cfg[key]!r}")
+            raise ConfigError(
+                f"{key}: only sparse models (splade, tildev2) and their term weights support this option; got "
+                f"{cfg[key]!r} with {type(scorer).__name__}"
+            )
     if scorer.vectors == "windows":
         raise ConfigError(
             f"checkpoint: expected a model with one vector per doc, got one with a vector for each window of a doc "

@@ -29,7 +29,8 @@ class ScorerInputs:
         max_positions: Longest sequence that the encoder accepts, in tokens.
         layouts: Layouts of a single query and of a single doc in a sequence; None: the tokenizer's layout of one text.
         pair: Layout of a query and a doc in one sequence; None: the tokenizer's layout of two texts.
-        by_query: Whether the candidates of a query must be scored one after another, because their rows share a prefix.
+        by_query: Whether the candidates of a query must be adjacent in the batches, because their rows share a prefix
+            that is computed once.
         windows: How docs are cut into windows; None: a doc is one row.
         instructed: How the instruction of a query is put before the query; None: queries have no instructions.
         whole_lists: Whether the score of a doc depends on the query's other docs, so that all docs of a query must be
@@ -170,9 +171,9 @@ class Collator:
         for name, layout in (("query", query), ("doc", doc)):
             if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
                 raise ConfigError(
-                    f"{name}: expected rows of at least {layout.num_special + 1} tokens ({layout.num_special} special "
-                    f"tokens and one of the text), filled up to at most {positions} tokens; got rows of at most "
-                    f"{layout.max_tokens or positions} tokens, filled up to {layout.fill_to}"
+                    f"{name}: the longest row must be at least {layout.num_special + 1} tokens ({layout.num_special} "
+                    f"special tokens and one text token), and rows may be filled to at most {positions} tokens; got "
+                    f"a longest row of {layout.max_tokens or positions} tokens, filled to {layout.fill_to}"
                 )
         if inputs.reads == "pairs":
             # At least one token is left for the doc, so that no query is too long for a pair

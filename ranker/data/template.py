@@ -40,8 +40,9 @@ class Affixes:
         prefix: The literal before the text.
         prefix_tokens: Number of tokens of `prefix` at the start of each stored text.
         suffix: The literal after the text.
-        suffix_tokens: Number of tokens of `suffix` alone. The special tokens after the text begin with these tokens,
-            which follow a truncated text. A whole text has the suffix in the store.
+        suffix_tokens: Number of tokens of `suffix` alone. These tokens are also the first special tokens after the
+            text, so that a truncated text is followed by the suffix. If the text is not truncated, the suffix that is
+            stored with it overwrites them.
     """
 
     prefix: str = ""
@@ -54,7 +55,11 @@ class Affixes:
         return self.prefix + text + self.suffix
 
     def stored_tokens(self, max_tokens: int) -> int:
-        """Return how many tokens of a text to store: one more than fit, to show that the suffix is cut off."""
+        """Return how many tokens of a text to store.
+
+        If there is a suffix, this is one token more than a row uses, so that a truncated text can be told from a whole
+        one.
+        """
         return max_tokens + self.prefix_tokens + (self.suffix_tokens + 1 if self.suffix else 0)
 
 

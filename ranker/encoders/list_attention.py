@@ -23,7 +23,7 @@ def list_bias(lists: Tensor, size: int) -> Tensor:
 
     Args:
         lists: Number of rows n of each list.
-        size: Number of rows L to which attention is scaled; 1: the other rows get no weight.
+        size: L: the other rows of a list together get the weight of L - 1 rows; with 1 they get no weight.
     """
     others = lists.double() - 1
     return torch.where(others > 0, torch.log((size - 1) / others.clamp(min=1)), 0.0)
@@ -38,7 +38,9 @@ def list_attention(
     window: int | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute list attention with SDPA: on a CPU without window and dropout row by row, else over padded rows.
+    """Compute list attention with SDPA.
+
+    On a CPU, if there is no window and no dropout, each row is computed by itself; otherwise rows are padded.
 
     Args:
         query: [tokens, heads, head size].
@@ -61,7 +63,7 @@ def list_attention(
     mixed = []
     for group in layout.groups:
         padded = [group.pad(part).transpose(1, 2) for part in (query, key, value)]
-        # a product with a 0/1 matrix instead of indexing, whose backward pass adds in a random order
+        # a product with a 0/1 matrix: the backward pass of indexing would add gradients in a random order
         chosen = own.index_select(0, group.rows).to(extra[0].dtype)
         shared = [(chosen @ part.flatten(1)).view(-1, *part.shape[1:]).transpose(1, 2) for part in extra]
         keys, values = (torch.cat(parts, 2) for parts in zip(padded[1:], shared, strict=True))

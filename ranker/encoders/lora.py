@@ -3,8 +3,9 @@
 The base is frozen. Each chosen linear layer y = W x becomes y = W x + (alpha / rank) B A x with trained A and B. peft
 creates and initializes these layers, and defines the format of their files. The forward pass is this package's own: it
 computes in the precision of the states, while peft converts the states to the precision of A and B. On CUDA in half
-precision, an adapter becomes a part of its layer's matrix product (`adapted_linear`). Dropout by hash replaces peft's
-dropout modules, like all other dropout modules (`Packing.find_dropout`). So masks do not depend on how a step is split.
+precision, an adapter becomes a part of its layer's matrix product (`adapted_linear`). `Packing.find_dropout` replaces
+all dropout modules, peft's included, by modules whose masks come from a hash of the token's position in the step. So
+masks do not depend on how a step is split.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def adapted_layers(model: nn.Module) -> list[Any]:
 
 
 def refresh_stacked(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Update the stacked weights of a model's adapted layers; return whether all of these layers can run stacked.
+    """Update the weights of adapted layers that are computed as one matrix product (see `adapted_linear`).
+
+    Return whether all adapted layers can run this way.
 
     Args:
         model: The model.
@@ -256,7 +259,7 @@ def merge_adapter(model: nn.Module) -> None:
 
 
 def base_names(root: nn.Module) -> set[str]:
-    """Return the names of all frozen base weights in a module's state dict, for models with adapters in the module."""
+    """Find the models with adapters inside a module; return their frozen weights' names in the module's state dict."""
     names: set[str] = set()
     for path, module in root.named_modules():
         if has_adapter(module):
@@ -267,9 +270,10 @@ def base_names(root: nn.Module) -> set[str]:
 
 
 def base_fingerprint(root: nn.Module) -> str:
-    """Return a hash of the frozen weights of all models with adapters in a module: of names, sizes and some values.
+    """Hash the frozen weights of all models with adapters inside a module.
 
-    The hash does not depend on the precision of the weights (`LoRA.base`). It is empty if there are no adapters.
+    The hash covers each weight's name, its size and some of its values. It does not depend on the precision of the
+    weights (`LoRA.base`). It is empty if there are no adapters.
     """
     digest = hashlib.blake2b(digest_size=16)
     empty = True

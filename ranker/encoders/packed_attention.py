@@ -2,7 +2,7 @@
 
 transformers calls the attention function that is registered under a model's attention implementation. In a packed
 pass, the model reads one long row [1, tokens] that contains all texts. The attention function of this file reads from
-the model's `Packing` where each text begins. Every module of the model has a reference to it.
+the model's `Packing` where each text begins. Each module of the model holds a reference to this `Packing`.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _unpadded(states: list[Tensor], forward: Pass, rule: AttentionRule) -> Tenso
 
 
 def _flash(states: list[Tensor], forward: Pass, cu_keys: Tensor, rule: AttentionRule) -> Tensor:
-    """Compute attention with torch's kernel, to keys and values in the order of the rows."""
+    """Compute attention with torch's kernel. Keys and values are stored row by row, and `cu_keys` marks row starts."""
     window = -1 if rule.window is None else rule.window - 1
     mixed, _ = grouped_attention(
         states[0], states[1], states[2], forward.batch.cu_seqlens, cu_keys, cu_keys, forward.longest, False,
@@ -173,8 +173,9 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: AttentionRule) -> 
 
 
 def _all_read(forward: Pass, rule: AttentionRule) -> bool:
-    """Return False if the keys of a row are limited both by `attended` and by causality or a window; else True.
+    """Return whether at most one of two limits applies to the keys of a row.
 
+    One limit is `TokenBatch.attended` (only the first tokens are keys), the other is causality or a window.
     Kernels without padding align the last query of a row with its last key, so they can't apply both limits.
     """
     limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)

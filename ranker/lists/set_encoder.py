@@ -141,8 +141,8 @@ def _check(encoder: Encoder) -> None:
     if encoder.path not in PATHS:
         ragged = "encoder.ragged=true and " if not encoder.execution.ragged else ""
         raise ConfigError(
-            f"encoder: expected {ragged}a family without padding for model=set_encoder, such as bert, modernbert or "
-            f"electra, got {encoder.config.model_type} on the path {encoder.path}"
+            f"encoder: expected {ragged}an encoder family that runs without padding for model=set_encoder, such as "
+            f"bert, modernbert or electra; got {encoder.config.model_type}, which runs as {encoder.path!r}"
         )
     if is_causal(encoder.model):
         raise ConfigError(

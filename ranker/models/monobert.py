@@ -33,7 +33,8 @@ class MonoBERT(nn.Module):
     Args:
         encoder: The encoder.
         head: `own`: a linear layer on pooled states. `native`: the head of the family's sequence classification model
-            in transformers, for example dense, GELU and norm for ModernBERT, or the last token for a language model.
+            in transformers, for example dense layer, GELU, norm and classifier for ModernBERT, or a linear layer on
+            the last token for a language model.
             `auto`: the trained head of `encoder.name` if this is a cross-encoder. Otherwise `own` in three cases: for
             BERT, RoBERTa, XLM-RoBERTa and CamemBERT, if `pooling` or `pooler` is given, and if transformers has no
             classification model of the family. In all other cases `native`.
@@ -163,7 +164,9 @@ class MonoBERT(nn.Module):
         return self._pooled(self.encoder.pooled(rows, pooling))
 
     def vector_scores(self, vectors: Tensor, rows: TokenBatch, chosen: Tensor) -> Tensor:
-        """Return the scores [vectors] of vectors that replace the vectors of some rows.
+        """Apply the head to given vectors instead of the rows' own vectors; return their scores [vectors].
+
+        PARADE calls this with its vectors of docs.
 
         Args:
             vectors: Vectors [vectors, dim] in the form of `row_vectors`.

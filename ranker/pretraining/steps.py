@@ -35,7 +35,11 @@ class Draws(Protocol):
     """Random draws of an objective: the rows of each step, drawn from the texts."""
 
     def __len__(self) -> int:
-        """Return the number of groups in an epoch. A group is the rows from one block or one doc."""
+        """Return the number of groups in an epoch.
+
+        A group is the rows drawn from one doc, or from one block. Blocks are the parts of nearly equal length into
+        which a long doc is cut.
+        """
         ...
 
     def largest(self) -> int:

@@ -1,4 +1,7 @@
-"""Make the jobs of a subject, for tasks and their controls. Tasks with the same spans share a job."""
+"""Make the jobs of a subject (the encoder or ranker that is probed).
+
+A job trains the probes of some tasks and controls on the same spans.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,14 @@ KeyedStates = tuple[States, str]  # token states, and a hash of everything that 
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """Tasks with the same pairs, parts, spans and number of classes.
+    """Tasks with the same pairs, the same split of the pairs, the same spans and the same number of classes.
+
+    The split divides the pairs into train, val and test. A target is one labelled example. Its slots are its one or
+    two spans.
 
     Args:
         tasks: Data of each task.
-        spans: First token of each span and one past its last, int64 [targets, slots, 2].
+        spans: Start and end (exclusive) token of each span, int64 [targets, slots, 2].
     """
 
     tasks: list[ProbeData]

@@ -117,7 +117,7 @@ def quantised(states: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class RandomEmbeddings:
-    """The published control: a fixed vector from N(0, 1) for each token id. There is one layer.
+    """States of the control `random_embeddings`: a fixed vector from N(0, 1) for each token id. There is one layer.
 
     Args:
         table: float32 [vocabulary, dim].
