@@ -73,7 +73,7 @@ class CheckedLoader(ConfigLoaderImpl):
         first result is kept and returned by the second call.
 
         Raises:
-            ConfigError: Its `hydra` node breaks a rule.
+            ConfigError: The configuration's `hydra` node breaks a rule.
         """
         if not validate_sweep_overrides:  # Hydra looks for `hydra.mode`
             # if this fails, the call of `super()` below composes a sweep, or reports the mistake

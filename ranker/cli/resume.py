@@ -31,7 +31,7 @@ CHANGEABLE = (
     "checkpoint",
     "resume",
 )
-# Exceptions from `trainer` above, which may not be overridden: the node as a whole, and keys that change the training.
+# Exceptions to `trainer` above. These may not be overridden: the node as a whole, and keys that change the training.
 FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 

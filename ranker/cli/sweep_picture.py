@@ -1,4 +1,4 @@
-"""The picture of a sweep: the objective of each job, and the objective against each swept key."""
+"""The picture of a sweep: a panel with the objective of each job, and for each swept key a panel with the objective."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 STEPS = 30  # steps of Newton's method, which converges after a few
-RIDGE = 1e-2  # weight of the L2 penalty; it keeps the strength finite of a doc that wins or loses all comparisons
+RIDGE = 1e-2  # weight of the L2 penalty; it keeps strengths finite if a doc wins or loses all comparisons
 
 
 def sum_of_wins(logits: Tensor, mask: Tensor) -> Tensor:

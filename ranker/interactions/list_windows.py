@@ -73,7 +73,7 @@ def score_lists(counts: Sequence[int], windows: ListWindows, score: ScoreParts) 
     Args:
         counts: Number of docs of each list.
         windows: How lists are divided.
-        score: Function that returns the scores of each part, [docs of the part].
+        score: Function that returns the scores of each part (a whole list or a window), [docs of the part].
     """
     whole = [number for number, docs in enumerate(counts) if windows.are_whole(docs)]
     scores: dict[int, np.ndarray] = {}

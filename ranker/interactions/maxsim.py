@@ -48,7 +48,7 @@ class TextVectors(Movable):
         return self.longest
 
     def vector_indices(self, texts: Tensor) -> Tensor:
-        """Return the indices in `values` of the vectors of chosen texts, in the order of `texts`.
+        """Return where the vectors of some texts are in `values`, in the order of `texts`.
 
         Args:
             texts: Indices of the texts, int64 [texts].

@@ -165,7 +165,7 @@ class Duo(nn.Module):
 
 
 def _layout(encoder: Encoder, is_t5: bool) -> tuple[tuple[tuple[int, ...], ...], np.ndarray]:
-    """Return the token ids of a row's 4 literals, which are around its 3 texts, and its 7 pieces' segment ids."""
+    """Return the token ids of the 4 literals around a row's 3 texts, and the segment ids of the row's 7 pieces."""
     tokenizer = encoder.tokenizer
     if is_t5:
         ids = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in T5_LITERALS]

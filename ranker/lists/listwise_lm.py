@@ -155,7 +155,7 @@ class ListwiseLM(nn.Module):
         Args:
             texts: The texts of the batch.
             parts: For each list or window: the list's index, and the indices of its docs in the order of the row.
-            row_ids: Id within the step of each list's row, on which dropout depends, int64 [lists]; None: no ids.
+            row_ids: Id of each list's row within the step; dropout depends on it, int64 [lists]. None: no ids.
             apart: Whether to return the scores in the order of `parts`; else in the order of the batch's docs.
 
         Returns:

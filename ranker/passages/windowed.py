@@ -86,7 +86,7 @@ class Windowed(nn.Module):
         return layout
 
     def settings(self) -> dict[str, Any]:
-        """Return the options that change scores, apart from weights and tokenizer; stored scores keep their hash."""
+        """Return the options that change scores, apart from weights and tokenizer. Stored scores have their hash."""
         own = getattr(self.scorer, "settings", None)
         inner = {"pooling": getattr(self.scorer, "pooling", None)} if own is None else own()
         return {**inner, "windows": repr(self.windows), "aggregation": repr(self.aggregation)}

@@ -38,7 +38,7 @@ class MaskedBlocks:
 
 
 class MaskedRows:
-    """The rows of a step, one per group.
+    """The rows of a step, one per group; here a group is one block.
 
     Args:
         masked: The rows with masked tokens.

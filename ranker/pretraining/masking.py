@@ -26,7 +26,7 @@ class Masking:
     """How tokens are masked (BERT, Devlin et al., 2019, arXiv:1810.04805, section 3.1).
 
     Args:
-        share: Share of each row's tokens to hide and predict. Their number is rounded, and is at least one.
+        share: Share of each row's tokens to mask and predict. Their number is rounded, and is at least one.
         masked: Share of the masked tokens that become the mask token.
         random: Share of the masked tokens that become a random token; the others stay unchanged.
 
@@ -68,7 +68,7 @@ class Masked(NamedTuple):
 
 
 def mask(rows: Ragged, numbers: np.ndarray, epoch: int, masking: Masking, texts: Texts) -> Masked:
-    """Hide tokens of rows. The choice depends only on the seed, the epoch, a row's index and its length.
+    """Mask tokens of rows. The choice depends only on the seed, the epoch, a row's index and its length.
 
     In each row, the positions with the smallest hashes are masked.
 

@@ -1,4 +1,8 @@
-"""Optimizer steps of a pretraining: the blocks of each step, and the micro-batches on this device."""
+"""Optimizer steps of a pretraining: the groups of each step, and the micro-batches on this device.
+
+A group is the rows drawn from one doc, or from one block. Blocks are the parts of nearly equal length into which a long
+doc is cut.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,7 @@ class Draws(Protocol):
     """Random draws of an objective: the rows of each step, drawn from the texts."""
 
     def __len__(self) -> int:
-        """Return the number of groups in an epoch.
-
-        A group is the rows drawn from one doc, or from one block. Blocks are the parts of nearly equal length into
-        which a long doc is cut.
-        """
+        """Return the number of groups in an epoch."""
         ...
 
     def largest(self) -> int:

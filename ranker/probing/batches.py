@@ -1,4 +1,7 @@
-"""Batches for a stack of probes: the targets of each seed's pairs, and the states of the targets' spans."""
+"""Batches for probes that are trained together (a stack): targets of each seed's pairs, and states of their spans.
+
+A target is one labelled item: one or two spans of text. Its slots are its first and its second span.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Inputs:
 
     Args:
         states: Token states.
-        spans: First token of each span and one past its last, int64 [targets, slots, 2].
+        spans: Start and end (exclusive) token of each span, int64 [targets, slots, 2].
         pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
         device: Device to compute on.
     """
@@ -59,7 +62,7 @@ class Batch:
 
     Args:
         targets: Indices of the targets, int64 [seeds, targets].
-        real: False at padding, which a seed with fewer targets than another seed has, bool [seeds, targets].
+        real: False at padding, which fills up seeds that have fewer targets than another seed, bool [seeds, targets].
         host_targets: `targets` in host memory, to look up spans, int64 [seeds, targets].
     """
 
@@ -88,7 +91,7 @@ def make_batches(inputs: Inputs, pairs: np.ndarray, size: int) -> Iterator[Batch
 
 @dataclass(frozen=True)
 class SpanStates:
-    """The spans of consecutive targets of a batch in one slot; `read` copies the states of these spans.
+    """One span (the first or the second) of each of some consecutive targets; `read` copies the states of these spans.
 
     Args:
         source: The token states.
@@ -108,7 +111,7 @@ class SpanStates:
 
 
 def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[list[SpanStates]]:
-    """Return the spans of a batch by slot; the spans of a slot are in chunks of targets.
+    """Return, for each slot, the spans of a batch in chunks of consecutive targets.
 
     A GPU gets one chunk per slot. A CPU gets chunks of few targets, which fit its cache. Small chunks also need less
     padding, because the targets are sorted by length.

@@ -113,7 +113,7 @@ def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], clas
 
 
 def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -> np.ndarray:
-    """Return the bits of each target with the label prior, which is the code of a probe that reads no input.
+    """Return the bits of each target in the code of the label prior, a probe that reads no input.
 
     The probability of a class is its count among the labels sent before the block, with add-one smoothing.
 

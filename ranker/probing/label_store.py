@@ -90,7 +90,7 @@ class ProbeData:
         task: The task.
         examples: The pairs that have a target.
         classes: Names of the classes.
-        part: Part of each pair, str [pairs].
+        part: Part of each pair: `train`, `val` or `test`, str [pairs].
         pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
         labels: Class of each target, int64 [targets].
         types: Word type of each target [targets], which decides the label of the control task.

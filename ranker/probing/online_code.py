@@ -2,7 +2,7 @@
 
 In online (prequential) coding, the training pairs are split into blocks. For each block, new probes are trained on all
 earlier blocks and then encode the labels of the block. Finished blocks are stored, so that a killed run resumes after
-the last finished block.
+the last finished block. A member is the probe of one layer, one seed and one label set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam and dropout for a stack of probes. Each member is trained exactly as in a training of this member alone."""
+"""Adam and dropout for a stack of probes. Each probe (a member of the stack) is trained exactly as if trained alone."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class StudyOptions:
         validation: `fixed` or `within`, see `OnlineCoder`.
         units: Unit of compression, `bits` or `legacy_mixed`.
         batching: `auto`, `separate` or `stacked`, see `OnlineCoder`.
-        group_by: Unit that parts may not share: `query`, `doc` or `pair`.
+        group_by: Unit that train, val and test may not share: `query`, `doc` or `pair`.
         val_fraction: Share of the validation part.
         test_fraction: Share of the test part.
         max_query_tokens: Maximum tokens of a query.

@@ -73,7 +73,7 @@ def assign_parts(
         examples: A task's examples.
         sample: The sample; with `group_by="query"`, its parts are used, so that tasks on the same pairs have the same
             split.
-        group_by: Unit that parts may not share: `query`, `doc` or `pair` (the published split).
+        group_by: Unit that train, val and test may not share: `query`, `doc` or `pair` (the published split).
         val_fraction: Share for validation.
         test_fraction: Share for the test.
 

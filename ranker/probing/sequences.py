@@ -226,7 +226,7 @@ class Sequences:
         return int(_row_types(self.queries[row : row + 1], self.docs[row : row + 1])[0])
 
     def tokens_of(self, pair: int, span: Span) -> tuple[int, int] | None:
-        """Return the first token of a span on the token axis, and one past its last token.
+        """Return the start and end (exclusive) of a span on the token axis.
 
         Args:
             pair: Index of the pair.
@@ -260,7 +260,7 @@ def span_mask(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
     """Return which tokens of the token axis are in a span, bool [num_tokens].
 
     Args:
-        spans: Arrays of spans, int64 [..., 2]: first token, and one past the last token.
+        spans: Start and end (exclusive) of each span on the token axis, arrays of int64 [..., 2].
         num_tokens: Length of the token axis.
     """
     changes = np.zeros(num_tokens + 1, dtype=np.int64)
@@ -296,7 +296,7 @@ def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.
 def _truncate(
     lengths: np.ndarray, row_types: np.ndarray, room: np.ndarray, max_query_tokens: int, max_doc_tokens: int
 ) -> np.ndarray:
-    """Return the numbers of query and doc tokens after truncation, int64 [rows, 2]; a pair keeps a doc token at least.
+    """Return the numbers of query and doc tokens after truncation, int64 [rows, 2]. A pair keeps a doc token or more.
 
     Args:
         lengths: Numbers of query and doc tokens before truncation, int64 [rows, 2].

@@ -60,7 +60,7 @@ class TaskSummary:
 def summarise(results: Results, model: str, task: str) -> TaskSummary:
     """Summarise one subject and task.
 
-    The control of the centre of gravity is the random encoder; if there is none, the label prior.
+    The centre of gravity is computed against the random encoder, or against the label prior if there is none.
     """
     compression = results.compression(model, task)
     best = max(compression, key=lambda layer: (compression[layer], -layer))

@@ -1,4 +1,7 @@
-"""Train a stack of probes with one optimizer; each member has its own clipping, learning rate and early stopping."""
+"""Train a stack of probes with one optimizer.
+
+Each probe (a member of the stack) has its own clipping, learning rate and early stopping.
+"""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def ppmi_svd(
 def _neighbours(
     texts: list[list[str]], index: dict[str, int], window: int, chunk_docs: int = 2_000
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the indices of first and second words of all pairs of words at most `window` words apart in a doc."""
+    """Yield pairs of words that are at most `window` words apart in a doc: indices of the first and second words."""
     for first in range(0, len(texts), chunk_docs):
         chunk = texts[first : first + chunk_docs]
         flat = np.array([index.get(word, -1) for words in chunk for word in words], dtype=np.int64)

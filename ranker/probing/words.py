@@ -54,7 +54,7 @@ def content_pieces(text: str) -> list[str]:
 
 
 def first_content_word(text: str) -> str:
-    """Return the first word that is not a stop word, else the first word, in lower case; empty without words.
+    """Return in lower case the first word that is not a stop word, else the first word; empty if there are no words.
 
     >>> first_content_word("What is the Java sandbox?")
     'java'

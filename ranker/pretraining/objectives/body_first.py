@@ -38,7 +38,7 @@ class BodyFirst(TextPairs):
         self.first, self.shortest = first, shortest
 
     def draws(self, texts: Texts) -> BodyPairs:
-        """Return the object that draws sentences of beginnings with passages of bodies."""
+        """Return the object that draws, for each doc, a sentence of its beginning and a passage of its body."""
         return BodyPairs(texts, self.first, self.shortest)
 
 

@@ -176,7 +176,7 @@ def resolve(in_order: list[Mention]) -> list[str | None]:
 
 
 def _unlike(mention: Mention, other: Mention) -> bool:
-    """Return whether a mention is not a pronoun, and shares no head, word or text with another mention."""
+    """Return whether a mention is a noun phrase that shares no head, word or text with another mention."""
     contained = mention.text in other.text or other.text in mention.text
     return not mention.pronoun and mention.head != other.head and not contained and not mention.words & other.words
 

@@ -21,9 +21,9 @@ Claim = tuple[str, str, int, int]  # sentence; "number" or "name"; its first cha
 class SyntheticFacts:
     """Label synthetic claims, for collections without labelled pairs. Do not compare the results with those of `fact`.
 
-    A claim is the doc's first sentence that contains a number or a name. Every second claim is made false: a number or
-    name from another doc's claim, which does not occur in this doc, replaces its number or name. A probe solves the
-    task if it finds the claim's words in the doc.
+    A claim is the doc's first sentence that contains a number or a name. Every second claim is made false: its number
+    or name is replaced by a number or name of another doc's claim. The replacement does not occur in this doc. A probe
+    solves the task if it finds the claim's words in the doc.
 
     Args:
         max_words: Maximum words of a claim.

@@ -37,7 +37,7 @@ class NamedEntities:
 
     Args:
         model: Package of a spaCy pipeline.
-        max_targets: Maximum number of entities per pair, of which the first ones are kept; None: all.
+        max_targets: Maximum number of entities per pair; the first ones are kept. None: all.
     """
 
     classes: tuple[str, ...] | None = ONTONOTES

@@ -89,12 +89,12 @@ _PATTERN = re.compile("|".join(rf"(?P<{label}>(?<![\w$])(?:{rule})(?!\w))" for l
 
 
 class RuleEntities:
-    """A target with one span for each entity of query and doc; the label is the entity's type, with OntoNotes' names.
+    """A target with one span for each entity of query and doc; the label is the entity's type, named as in OntoNotes.
 
     The labels are less accurate than those of `ner`, but are the same on every machine.
 
     Args:
-        max_targets: Maximum number of entities per pair, of which the first ones are kept; None: all.
+        max_targets: Maximum number of entities per pair; the first ones are kept. None: all.
     """
 
     name = "ner_rules"

@@ -10,7 +10,7 @@ from ranker.probing.words import content_stems
 
 
 class TermFrequency:
-    r"""Label each pair with the term frequency: the share of a query word in the doc's words, a mean over query words.
+    r"""Label each pair with the term frequency: a query word's share of the doc's words, averaged over the query words.
 
     .. math:: \mathrm{tf}(q, d) = \frac{1}{|q|} \sum_{t \in q} \frac{\mathrm{count}(t, d)}{|d|}
 
