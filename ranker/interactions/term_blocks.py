@@ -138,7 +138,7 @@ def full(dtype: torch.dtype) -> torch.dtype:
 
 
 def _row_blocks(lengths: list[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows of similar lengths, together at most as many tokens as a block has, padding included.
+    """Yield groups of rows of similar lengths. With padding, a group fits into one block, unless it is one row.
 
     Yields:
         Indices of rows, int64 [rows], and of their tokens, int64 [rows, longest]; padding repeats a row's last token.

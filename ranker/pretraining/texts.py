@@ -143,7 +143,7 @@ def lay_out(layout: Template, texts: Sequence[Ragged], rows: np.ndarray, row_ids
 
     Args:
         layout: The special tokens around the texts.
-        texts: One or two texts of each row, as many as the layout has.
+        texts: The texts of the rows: one ragged array if the layout has one text, two if it has two.
         rows: Indices of the chosen rows, int64 [chosen].
         row_ids: Ids of these rows in the optimizer step, on which dropout depends [chosen].
     """

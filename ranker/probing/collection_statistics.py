@@ -34,7 +34,7 @@ class CollectionStatistics:
 def queries_and_statistics(
     sample: PairSample, words_of: Callable[[str], list[str]]
 ) -> tuple[dict[str, list[str]], CollectionStatistics]:
-    """Return the words of each query of a sample, and the statistics of these words over the sample's collection.
+    """Return the words of each query in a sample, and these words' statistics in the sample's collection.
 
     Args:
         sample: The sample.

@@ -163,7 +163,7 @@ def _line(
 
 
 def online_curves(results: Results, model: str) -> Figure:
-    """Draw a panel per task with a line per layer: bits per target of each block, by the number of earlier targets."""
+    """Draw a panel per task with a line per layer: a block's bits per target against the number of earlier targets."""
     from matplotlib import colormaps
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 

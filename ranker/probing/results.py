@@ -1,4 +1,4 @@
-"""Results of a study: a row for each subject, task, layer, seed and control, with the bits of each target.
+"""Results of a study: a row for each subject (probed encoder), task, layer, seed and control, and bits of each target.
 
 Results are written as a table (`probe_results.csv`) and arrays (`codes/`), which can be read back.
 """

@@ -39,7 +39,7 @@ SYNC_SECONDS = 20.0
 
 
 class StateCache:
-    """The folder of cached states, and the options of their storage.
+    """The folder of cached states, and how they are stored.
 
     Args:
         folder: Folder of all caches.

@@ -103,7 +103,7 @@ def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:
 
 
 def quantised(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Round the numbers of each token to multiples of 1/127 of the token's largest absolute number.
+    """Round each token's numbers to multiples of m / 127, where m is the token's largest absolute number.
 
     Args:
         states: [tokens, dim]
