@@ -28,12 +28,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     Raises:
         ConfigError: The tokenizer is not a fast one.
     """
+    content = _backend(tokenizer).to_str()
     options = (
         bool(getattr(tokenizer, "split_special_tokens", False)),
         tuple(sorted(tokenizer.all_special_tokens)),
         tokenizer.unk_token,
     )
-    return _digest(_backend(tokenizer).to_str(), options)
+    return _digest(content, options)
 
 
 @lru_cache(maxsize=4)  # a suite needs the digest of one tokenizer for each of its sets
