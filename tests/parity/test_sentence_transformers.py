@@ -226,7 +226,7 @@ def test_prompts_that_are_not_pooled_are_left_out_and_stay_so(tmp_path, bert, po
 
 
 @pytest.mark.parametrize(("modules", "message"), [
-    (lambda: [Pooling(32, "mean"), Normalize(), Dense(32, 8)], r"optional\), got Transformer, Pooling, Normalize, Dense"),
+    (lambda: [Pooling(32, "mean"), Normalize(), Dense(32, 8)], r"optional\), got .*, Normalize, Dense"),
     (lambda: [Pooling(32, "mean"), Dense(32, 32, use_residual=True)], "2_Dense: use_residual: expected a Dense"),
     (lambda: [Pooling(32, "mean"), Dense(32, 8, activation_function=nn.PReLU())], "without weights.*activation.PReLU'"),
     (lambda: [Pooling(32, "mean"), Dense(32, 8, activation_function=nn.GLU())], "without weights.*activation.GLU'"),
