@@ -18,6 +18,7 @@ from ranker.errors import DataError
 from ranker.evaluation.comparison import compare_pairs, overlap
 from ranker.evaluation.metrics import Evaluation, evaluate
 from ranker.evaluation.run_files import listed
+from ranker.evaluation.significance import p_text
 from ranker.reports import charts, tables
 from ranker.reports.content import Facts, RankedSet
 from ranker.training.run_writer import write_json
@@ -112,6 +113,6 @@ def print_means(name: str, compared: Mapping[str, Any]) -> None:
     measure = compared["comparisons"][0]["measure"]
     for entry in compared["comparisons"]:
         if entry["measure"] == measure:
-            p = tables.p_text(entry["p_value_holm"])
+            p = p_text(entry["p_value_holm"])
             line = f"{measure}, {entry['run']} minus {entry['baseline']}: {entry['delta']:+.4f}, p (Holm) {p}"
             console.print(Text(line, "dim"))

@@ -20,7 +20,8 @@ from ranker.types import TokenBatch
 class Encoder(ModelRunner):
     """Turn ragged token batches into states: one vector for each token.
 
-    `ModelRunner` defines the constructor, the paths and the attributes. A row's states do not depend on the other rows.
+    `ModelRunner` defines the constructor, the attributes, and the ways to run a batch, called paths (with and without
+    padding). A row's states do not depend on the other rows.
     """
 
     def forward(self, batch: TokenBatch) -> Tensor:

@@ -31,7 +31,8 @@ class Int8Weight:
 
     The inputs are rounded to int8, too. The layer's output is the integer product of both, times the scales of inputs
     and weights. The method is Q8BERT (Zafrir et al., 2019, arXiv:1910.06188) with a scale for each token instead of one
-    for all. CPUs with instructions for int8 products (VNNI, AMX) multiply with a copy of the weight in their own order.
+    for all. CPUs with instructions for int8 products (VNNI, AMX) use a second copy of the weight, stored in
+    the memory layout that these instructions need.
 
     Args:
         values: The rounded weight divided by its scales, int8 [out, in].

@@ -14,7 +14,7 @@ from ranker.data.ranking import are_equal, require_finite, separate_ties
 from ranker.data.trec import write_run
 from ranker.evaluation.by_length import Lengths, measures_by_length, print_by_length
 from ranker.evaluation.metrics import Evaluation, evaluate
-from ranker.evaluation.significance import holm, randomisation_test, t_test, wins_losses_ties
+from ranker.evaluation.significance import holm, p_text, randomisation_test, t_test, wins_losses_ties
 from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def print_table(name: str, metrics: Mapping[str, Any], console: Console | None =
             row += [
                 f"{entry['baseline']:.4f}",
                 f"{entry['delta']:+.4f}",
-                _p(entry["p_value"]),
-                _p(entry["p_value_holm"]),
+                p_text(entry["p_value"]),
+                p_text(entry["p_value_holm"]),
             ]
             row += [f"{entry['wins']}/{entry['losses']}/{entry['ties']}"]
         table.add_row(*row)
@@ -193,7 +193,3 @@ def print_table(name: str, metrics: Mapping[str, Any], console: Console | None =
         print_by_length(metrics["by_length"], console)
     for warning in metrics["warnings"]:
         console.print(Text(f"warning: {warning}", "yellow"))
-
-
-def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else f"{value:.3f}"

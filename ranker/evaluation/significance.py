@@ -90,3 +90,12 @@ def wins_losses_ties(differences: np.ndarray) -> tuple[int, int, int]:
     """
     wins, losses = int(np.count_nonzero(differences > 1e-12)), int(np.count_nonzero(differences < -1e-12))
     return wins, losses, len(differences) - wins - losses
+
+
+def p_text(value: float) -> str:
+    """Return a p-value as tables show it.
+
+    >>> p_text(0.0004), p_text(0.02)
+    ('<0.001', '0.020')
+    """
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

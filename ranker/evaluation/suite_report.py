@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranker.evaluation import pictures
+from ranker.evaluation.significance import p_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ def rows_of(content: Mapping[str, Any], measure: str) -> list[list[str]]:
                 *([_mean(entry, "baseline", measure)] if with_baseline else []),
                 _mean(entry, "run", measure),
                 f"{compared['delta']:+.4f}" if compared else "-",
-                "-" if not compared else "<0.001" if compared["p_value"] < 0.001 else f"{compared['p_value']:.3f}",
+                p_text(compared["p_value"]) if compared else "-",
                 _mean(entry, "oracle", measure),
                 f"{100 * entry['worse'][measure]:.0f} %" if "worse" in entry else "-",
                 counts,

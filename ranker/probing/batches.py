@@ -1,6 +1,7 @@
-"""Batches for probes that are trained together (a stack): targets of each seed's pairs, and states of their spans.
+"""Make batches for probes that are trained together, which are called a stack.
 
-A target is one labelled item: one or two spans of text. Its slots are its first and its second span.
+A target is one labelled item: one or two spans of text. Its slots are its first and its second span. For each seed, a
+batch has the targets of some pairs, and the token states of the targets' spans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Controls: baselines of the compression that a probe reaches without the information of the task."""
+"""Controls measure how far a probe can compress labels without the information that the task asks about.
+
+The compression of a task is compared with that of its controls.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +67,13 @@ def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, 
 
 
 def shuffled_labels(labels: np.ndarray, parts: np.ndarray, seed: int) -> np.ndarray:
-    """Shuffle the labels within each part. If probes then compress better than the label prior, there is a leak.
+    """Shuffle the labels within train, within val and within test.
+
+    If probes then compress better than the label prior, there is a leak.
 
     Args:
         labels: int64 [targets].
-        parts: Part of each target, str [targets].
+        parts: `train`, `val` or `test` for each target, str [targets].
         seed: Seed of the order.
 
     Returns:
@@ -86,9 +91,9 @@ def surface_features(query: str, doc: str) -> list[float]:
     """Compute features that need no encoder, from content stems.
 
     Returns:
-        Number of words of the query, of the doc, and of both; share of the query's different words that occur in the
-        doc; term frequency (a query word's count in the doc divided by the doc's length, averaged over the query
-        words).
+        Five numbers: the number of the query's words; that of the doc's words; the number of different words that occur
+        in both; the share of the query's different words that occur in the doc; the term frequency (a query word's
+        count in the doc divided by the doc's length, averaged over the query words).
 
     >>> surface_features("red birds", "A red bird, a red fox")
     [2.0, 4.0, 2.0, 1.0, 0.375]

@@ -10,7 +10,7 @@ from ranker.probing.training_options import TrainingOptions
 
 
 class EarlyStopping:
-    """Best weights, learning rate and patience of each member of a stack. CPU tensors have an entry per member.
+    """Best weights, learning rate and patience of each member of a stack.
 
     Args:
         parameters: Initial parameters, float32 [members, parameters].

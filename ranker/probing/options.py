@@ -21,9 +21,11 @@ class StudyOptions:
         controls: Names of controls.
         control_seeds: Controls are trained with this many of `seeds`, the first ones.
         layers: Layers to probe; None: all.
-        portions: Ends of the blocks, as shares of the training pairs.
+        portions: Ends of the blocks in which labels are sent (online code, see `code_length`), as shares of the
+            training pairs.
         validation: `fixed` or `within`, see `OnlineCoder`.
-        units: Unit of compression, `bits` or `legacy_mixed`.
+        units: Unit of the code lengths that compression compares: `bits`, or `legacy_mixed` (the first block in bits,
+            later ones in nats).
         batching: `auto`, `separate` or `stacked`, see `OnlineCoder`.
         group_by: Unit that train, val and test may not share: `query`, `doc` or `pair`.
         val_fraction: Share of the validation part.

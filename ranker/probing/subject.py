@@ -97,7 +97,8 @@ class Subject:
         from ranker.checkpoint import load_scorer  # imported here, because it also imports the configuration code
         from ranker.passages.windowed import scorer_of_windows
 
-        scorer = scorer_of_windows(load_scorer(path, weights))  # here the encoder reads whole pairs up to the limits
+        # probing does not use windows: the encoder reads a whole pair, truncated to the study's token limits
+        scorer = scorer_of_windows(load_scorer(path, weights))
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
             raise CheckpointError(
@@ -106,7 +107,7 @@ class Subject:
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if not is_bi_encoder(scorer):
             if getattr(scorer, "reads_lists", False):
-                log.warning("probing: a row has one doc, without the other docs of a list that %s reads", path)
+                log.warning("probing: each doc is read alone, without the other docs of a list that %s reads", path)
             elif getattr(scorer, "prompt", None) is not None:
                 log.warning("probing: query and doc are two texts, without the prompt of %s", path)
             return cls(name, encoder)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ranker.evaluation.significance import p_text
 from ranker.release.usage import CALIBRATED, model_use
 
 RANK = "text-ranking"
@@ -124,10 +125,8 @@ def _results(name: str, metrics: Mapping[str, Any]) -> list[str]:
         for measure, value in metrics["measures"].items():
             part = comparison[measure]
             counts = f"{part['wins']} / {part['losses']} / {part['ties']}"
-            lines.append(
-                f"| {measure} | {value:.4f} | {part['baseline']:.4f} | {part['delta']:+.4f} | {part['p_value']:.4f} | "
-                f"{part['p_value_holm']:.4f} | {counts} |"
-            )
+            tests = f"{p_text(part['p_value'])} | {p_text(part['p_value_holm'])} | {counts}"
+            lines.append(f"| {measure} | {value:.4f} | {part['baseline']:.4f} | {part['delta']:+.4f} | {tests} |")
         lines += ["", "p: paired randomisation test over the queries, two-sided; Holm: corrected over the measures."]
     else:
         lines += ["| measure | this model |", "| --- | --- |"]

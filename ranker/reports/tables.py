@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ranker.evaluation.significance import p_text
+
 TESTS = (
     "p: paired randomisation test over the judged queries, two-sided; p (t): paired t-test; p (Holm): the "
     "randomisation test, corrected over {family}."
 )
-
-
-def p_text(value: float) -> str:
-    """Return a p-value in the page's format.
-
-    >>> p_text(0.0004), p_text(0.02)
-    ('<0.001', '0.020')
-    """
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def measures(metrics: Mapping[str, Any], run: str, baseline: str) -> dict[str, Any]:

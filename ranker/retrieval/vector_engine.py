@@ -161,7 +161,7 @@ class VectorEngine:
         return [self._best(rows[rows >= 0], own[rows >= 0], depth) for rows, own in zip(indices, exact, strict=True)]
 
     def _exact_singles(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """Return scores of docs that have one vector each, float32 [queries, docs]; of row -1 any number.
+        """Return scores of docs that have one vector each, float32 [queries, docs]. Cells with row -1 get any score.
 
         Args:
             queries: [queries, dim].

@@ -22,11 +22,14 @@ class Plaid:
 
     Args:
         bits: Bits per dimension of a residual: 2 or 4.
-        centroids: Number of centroids; None: 16 times the square root of the number of vectors, a power of two.
-        probes: Centroids that each query token probes, on a CPU with numba at least 64. None: on a CPU with numba, so
-            many that they have about 35,000 vectors; elsewhere, so many that a query's lists have about 300,000 docs.
+        centroids: Number of centroids; None: 16 times the square root of the number of vectors, rounded down to a power
+            of two.
+        probes: Number of centroids that each query token probes. On a CPU with numba, a value below 64 is raised to 64.
+            None: chosen from the index. On a CPU with numba, the centroids that one query token probes then have about
+            35,000 vectors in total. Elsewhere, the doc lists of all centroids that a query probes have about 300,000
+            docs in total.
         candidates: This many times the requested number of docs are compared by their compressed vectors. On a CPU with
-            numba, all docs that have a vector at a probed centroid are.
+            numba this is ignored: every doc with a vector at a probed centroid is compared.
         rescore: This many times the requested number of docs are scored exactly; None: 1.8 on a CPU with numba, else 3.
         stored: Whether exact scores are computed from the stored vectors; False: from decompressed ones.
         gpu: Whether to build and search on a GPU; None: yes if there is one.
@@ -71,6 +74,6 @@ class Plaid:
             raise CheckpointError(
                 f"{folder}: expected the index of {store.num_docs} docs, got one with "
                 f"{len(index.doc_ids) - store.num_docs} added and {len(index.deleted)} deleted docs; search it through "
-                "ranker.retrieval.late.index.LateIndex, or delete it, it is built anew"
+                "ranker.retrieval.late.index.LateIndex, or delete it to have it built anew"
             )
         return index
