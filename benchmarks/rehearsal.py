@@ -128,8 +128,9 @@ def main() -> None:
 
 def run(part: str, options: argparse.Namespace) -> Measured:
     """Run a part in a process, and measure the process."""
+    imported = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "IR_DATASETS_HOME": str(options.folder / "home"),
+        **os.environ, "PYTHONPATH": imported, "IR_DATASETS_HOME": str(options.folder / "home"),
         "IR_DATASETS_SKIP_DISK_FREE": "true", "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads),
         **({"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}),
@@ -252,7 +253,7 @@ def _read(options: argparse.Namespace) -> None:
     """Run train.py up to its first step, and write the seconds of each stage."""
     from ranker.cli.main import run as run_command
     from ranker.commands import train
-    from ranker.data import datamodule
+    from ranker.data import text_stores, training_groups
 
     seconds: dict[str, float] = {}
 
@@ -274,8 +275,8 @@ def _read(options: argparse.Namespace) -> None:
         os._exit(0)
 
     timed(train, "load_splits", "texts and candidates")
-    timed(datamodule, "token_store", "token stores")
-    timed(datamodule, "triple_rows", "triples")
+    timed(text_stores, "token_store", "token stores")
+    timed(training_groups, "triple_rows", "triples")
     train.check_length = stop
     sys.argv = ["train.py", *_training(options), "hydra.run.dir=read"]
     run_command("train")
