@@ -22,6 +22,7 @@ part needs more than 4 GiB.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import resource
@@ -39,6 +40,12 @@ from one_line import one_line
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("generate", "read", "train", "evaluate")
 LIMIT_GIB = 4.0
+# stages of the part `read`: module and name of the function that the module calls for the stage
+STAGES = {
+    "texts and candidates": ("ranker.commands.train", "load_splits"),
+    "token stores": ("ranker.data.text_stores", "token_store"),
+    "triples": ("ranker.data.training_groups", "triple_rows"),
+}
 STEPS = 50
 
 
@@ -253,7 +260,6 @@ def _read(options: argparse.Namespace) -> None:
     """Run train.py up to its first step, and write the seconds of each stage."""
     from ranker.cli.main import run as run_command
     from ranker.commands import train
-    from ranker.data import text_stores, training_groups
 
     seconds: dict[str, float] = {}
 
@@ -274,9 +280,8 @@ def _read(options: argparse.Namespace) -> None:
         (options.folder / "read.txt").write_text(facts)
         os._exit(0)
 
-    timed(train, "load_splits", "texts and candidates")
-    timed(text_stores, "token_store", "token stores")
-    timed(training_groups, "triple_rows", "triples")
+    for stage, (module, name) in STAGES.items():
+        timed(importlib.import_module(module), name, stage)
     train.check_length = stop
     sys.argv = ["train.py", *_training(options), "hydra.run.dir=read"]
     run_command("train")

@@ -18,17 +18,6 @@ from ranker.encoders.attention import PackedRows
 from ranker.encoders.kernel_functions import Kernels
 from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, hashes_of_sums
 
-try:
-    from ranker.encoders.kernels import (
-        bias_gelu,
-        list_attention,
-        residual_norm,
-        short_attention,
-        short_attention_backward,
-    )
-except ImportError:  # no Triton
-    bias_gelu = list_attention = residual_norm = short_attention = short_attention_backward = None  # type: ignore[assignment]
-
 
 class ResidualNorm(NamedTuple):
     """The end of both blocks of a layer: `norm(dropout(product + bias) + states)`.

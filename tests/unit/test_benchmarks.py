@@ -1,6 +1,7 @@
 """Benchmarks end with one line if a package is missing or their user made a mistake."""
 
 import ast
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -30,6 +31,17 @@ def imported(body):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names = [node.module] if isinstance(node, ast.ImportFrom) else names
         yield from {name.split(".")[0] for name in names} - needed
+
+
+def test_the_functions_that_the_rehearsal_times_exist():
+    tree = ast.parse((FOLDER / "rehearsal.py").read_text())
+    (stages,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGES"
+    )
+    for module, name in [*stages.values(), ("ranker.commands.train", "check_length")]:
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
