@@ -85,7 +85,7 @@ class Packing:
 
     Attributes:
         current: The running pass; None if no pass is running.
-        num_sites: Number of sites, the places in the model with dropout on token states; None before `find_dropout`.
+        num_sites: Number of places in the model with dropout on token states (sites); None before `find_dropout`.
         own_implementation: The attention function with which the model was built.
         attention_dropout: Whether the configuration contains a dropout rate for attention weights. If it does not, no
             attention weight is dropped.
