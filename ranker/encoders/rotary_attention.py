@@ -42,7 +42,8 @@ def use_rotary_kernel(model: nn.Module) -> int:
         found += 1
     if found or others:
         log.info(
-            "encoder: queries and keys of %d attention layers have this package's rotation; %d keep their own",
+            "encoder: on CUDA in half precision, this package's kernel rotates the queries and keys of %d layers; %d "
+            "layers run their own code",
             found, others,
         )  # fmt: skip
     return found

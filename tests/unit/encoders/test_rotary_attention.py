@@ -75,7 +75,7 @@ def test_only_modules_that_compute_the_same_change(family, caplog):
     assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
     assert modes == [module.training for module in model.modules()]
     kept = 0 if family == "bert" else 2 - count
-    message = f"queries and keys of {count} attention layers have this package's rotation; {kept} keep their own"
+    message = f"kernel rotates the queries and keys of {count} layers; {kept} layers run their own code"
     assert (message in caplog.text) == (family != "bert")
 
 
