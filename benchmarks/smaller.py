@@ -13,7 +13,8 @@ nDCG@10 over the number of parameters, and over the time of a pair.
 
 The ways:
 
-- `plainN`, `studentN`: N layers, trained without and with the teacher's layers;
+- `plainN`, `studentN`: N layers, trained without and with the teacher's layers; `studentN_long`: for three times as many
+  epochs;
 - `layers`, `heads`, `units`: the teacher cut to half and trained further; `..._raw`: before this training;
 - `exit`, `exit_last`: an early head at the middle layer, and the last layer of the same model;
 - `int8`, `student_int8`: the teacher, and the student with half of its layers, in int8; `fp8`: the teacher in fp8 on a
@@ -34,7 +35,7 @@ from one_line import one_line
 from students import MEASURE, Step, against, values
 
 ROOT = Path(__file__).resolve().parents[1]
-WAYS = ["plain3", "student3", "plain2", "student2", "layers_raw", "layers", "heads_raw", "heads", "units_raw", "units",
+WAYS = ["plain3", "student3", "student3_long", "plain2", "student2", "layers_raw", "layers", "heads_raw", "heads", "units_raw", "units",
         "exit_last", "exit", "int8", "student_int8"]  # fmt: skip
 CURVE = [f"cut_layers_{count}" for count in (5, 4, 3, 2, 1)] + [
     f"cut_{part}_{share}" for part in ("heads", "units") for share in (0.75, 0.5, 0.25)
@@ -77,9 +78,9 @@ class Plan:
         """Return the folder of a step."""
         return self.out / f"{name}_{self.seed}"
 
-    def trained(self, name: str, more: tuple[str, ...], before: tuple[Step, ...] = ()) -> Way:
-        """Train a new model, whose run also evaluates it."""
-        budget = (f"trainer.max_epochs={self.options.epochs}", f"seed={self.seed}", "logger=none", "report=none")
+    def trained(self, name: str, more: tuple[str, ...], before: tuple[Step, ...] = (), times: int = 1) -> Way:
+        """Train a new model, for `times` as many epochs as the options say. The run also evaluates it."""
+        budget = (f"trainer.max_epochs={times * self.options.epochs}", f"seed={self.seed}", "logger=none", "report=none")
         step = Step(self.folder(name), "train", (*self.common, *self.encoder, *budget, *more))
         return Way((*before, step), step.folder, step.folder)
 
@@ -111,8 +112,9 @@ class Plan:
         taught = ("distill=layers", f"distill.teacher={self.teacher.model}")
         if name.startswith("plain"):
             return self.trained(name, (f"encoder.layers={name[5:]}",))
-        if name.startswith("student") and name[7:].isdigit():
-            return self.trained(name, (f"encoder.layers={name[7:]}", *taught), self.teacher.steps)
+        if name.startswith("student") and name != "student_int8":
+            layers, _, long = name.removeprefix("student").partition("_")
+            return self.trained(name, (f"encoder.layers={layers}", *taught), self.teacher.steps, 3 if long else 1)
         if name.startswith("cut_"):
             _, part, size = name.split("_")
             more = ("drop=alternate",) if part == "layers" else ()
