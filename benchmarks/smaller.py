@@ -13,8 +13,8 @@ nDCG@10 over the number of parameters, and over the time of a pair.
 
 The ways:
 
-- `plainN`, `studentN`: N layers, trained without and with the teacher's layers; `studentN_long`: for three times as many
-  epochs;
+- `plainN`, `studentN`: N layers, trained without and with the teacher's layers; `studentN_long`: with three times as
+  many epochs;
 - `layers`, `heads`, `units`: the teacher cut to half and trained further; `..._raw`: before this training;
 - `exit`, `exit_last`: an early head at the middle layer, and the last layer of the same model;
 - `int8`, `student_int8`: the teacher, and the student with half of its layers, in int8; `fp8`: the teacher in fp8 on a
@@ -35,8 +35,8 @@ from one_line import one_line
 from students import MEASURE, Step, against, values
 
 ROOT = Path(__file__).resolve().parents[1]
-WAYS = ["plain3", "student3", "student3_long", "plain2", "student2", "layers_raw", "layers", "heads_raw", "heads", "units_raw", "units",
-        "exit_last", "exit", "int8", "student_int8"]  # fmt: skip
+WAYS = ["plain3", "student3", "student3_long", "plain2", "student2", "layers_raw", "layers", "heads_raw", "heads",
+        "units_raw", "units", "exit_last", "exit", "int8", "student_int8"]  # fmt: skip
 CURVE = [f"cut_layers_{count}" for count in (5, 4, 3, 2, 1)] + [
     f"cut_{part}_{share}" for part in ("heads", "units") for share in (0.75, 0.5, 0.25)
 ]
@@ -80,7 +80,8 @@ class Plan:
 
     def trained(self, name: str, more: tuple[str, ...], before: tuple[Step, ...] = (), times: int = 1) -> Way:
         """Train a new model, for `times` as many epochs as the options say. The run also evaluates it."""
-        budget = (f"trainer.max_epochs={times * self.options.epochs}", f"seed={self.seed}", "logger=none", "report=none")
+        epochs = f"trainer.max_epochs={times * self.options.epochs}"
+        budget = (epochs, f"seed={self.seed}", "logger=none", "report=none")
         step = Step(self.folder(name), "train", (*self.common, *self.encoder, *budget, *more))
         return Way((*before, step), step.folder, step.folder)
 
