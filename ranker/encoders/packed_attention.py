@@ -88,7 +88,7 @@ def _rule(module: Any, query: Tensor, scaling: float | None, dropout: float, opt
 
 def _states(*parts: Tensor) -> list[Tensor]:
     """Return queries, keys and values [1, heads, tokens, head size] as [tokens, heads, head size]."""
-    states = [part[0].transpose(0, 1) for part in parts]
+    states = [part.squeeze(0).transpose(0, 1) for part in parts]
     kind = states[0].device.type
     # under autocast, rotary positions and norms return float32, but attention needs parts of one type
     if torch.is_autocast_enabled(kind) and len({part.dtype for part in states}) > 1:

@@ -87,16 +87,16 @@ class RotaryAttention:
         if epsilon is not None:
             gains = [getattr(self, name).weight for name in NORMS]
         if one_product:
-            whole = self.q_proj.siblings.whole(states)[0]
+            whole = self.q_proj.siblings.whole(states).squeeze(0)
             heads, key_heads = (layer.out_features // dim for layer in (self.q_proj, self.k_proj))
             norms = None if epsilon is None else HeadNorms(gains[0], gains[1], epsilon)
             return list(rotary_heads(whole, norms, cos, sin, heads, key_heads))
         results = []
         for number, layer in enumerate((self.q_proj, self.k_proj)):
-            part = layer(states)[0]
+            part = layer(states).squeeze(0)
             norms = None if epsilon is None else HeadNorms(gains[number], None, epsilon)
             results.append(rotary_heads(part, norms, cos, sin, part.shape[1] // dim, 0)[0])
-        return [*results, self.v_proj(states)[0].unflatten(1, (-1, dim))]
+        return [*results, self.v_proj(states).squeeze(0).unflatten(1, (-1, dim))]
 
 
 @cache

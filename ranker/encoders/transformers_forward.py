@@ -210,7 +210,7 @@ class TransformersForward:
                 output_hidden_states=request.all_layers, **(positions if self._takes_positions else {}),
             )  # fmt: skip
         for states in _states_of(output, request.all_layers):
-            yield states[0]
+            yield states.squeeze(0)
 
     def _padded_states(self, model: Any, request: Request, groups: list[RowGroup]) -> Iterator[Tensor]:
         """Yield each layer's states of all groups in the order of the batch's tokens, [tokens, dim]."""
