@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ranker.encoders.lora import base_fingerprint, base_names
+from ranker.encoders.lora_base import base_fingerprint, base_names
 from ranker.errors import CheckpointError
 from ranker.training.checkpoint_files import read_checkpoint
 

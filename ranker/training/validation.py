@@ -10,8 +10,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from ranker.data.collection import Collection
-from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.ranking import are_equal
+from ranker.data.score_batches import ScoreBatch, ScoreBatches
 from ranker.evaluation.measure_names import parse_measures, with_relevance
 from ranker.evaluation.metrics import evaluate
 from ranker.evaluation.scoring import Devices, ScoreCollector
