@@ -28,10 +28,10 @@ from one_line import one_line  # noqa: E402
 
 from ranker.assembly.data import load_source, text_limits  # noqa: E402
 from ranker.checkpoint import load_scorer, read_description  # noqa: E402
-from ranker.data.collate import ScorerInputs  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
-from ranker.data.dataset import ScoreBatches  # noqa: E402
 from ranker.data.options import BatchOptions  # noqa: E402
+from ranker.data.score_batches import ScoreBatches  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs  # noqa: E402
 from ranker.retrieval.first_stage import with_candidates  # noqa: E402
 
 MEASURES = ("nDCG@10", "AP@100", "RR@10", "R@100")

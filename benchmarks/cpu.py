@@ -39,10 +39,10 @@ import cpu_processes  # noqa: E402
 from one_line import one_line  # noqa: E402
 
 from ranker.assembly.precision import cpu_has_bf16  # noqa: E402
-from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
 from ranker.data.options import BatchOptions  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.sources.cwe import CWE  # noqa: E402
 from ranker.encoders import row_attention  # noqa: E402
 from ranker.encoders.loading import load_encoder  # noqa: E402

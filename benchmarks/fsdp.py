@@ -33,10 +33,10 @@ from one_line import one_line  # noqa: E402
 
 from benchmarks.lm_throughput import PROMPT, SIZES, config_of, layer_weights, tokenizer  # noqa: E402
 from benchmarks.train_throughput import DOCS, LONGEST, collection  # noqa: E402
-from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
 from ranker.data.options import BatchOptions  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402

@@ -33,7 +33,8 @@ from ranker.interactions.maxsim import TextVectors  # noqa: E402
 from ranker.retrieval.indexes.plaid import Plaid  # noqa: E402
 from ranker.retrieval.late import index as late_index  # noqa: E402
 from ranker.retrieval.late.exact import exact_scores, query_vectors  # noqa: E402
-from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder  # noqa: E402
+from ranker.retrieval.vector_folder import Description, claim, shard_folder  # noqa: E402
+from ranker.retrieval.vector_store import ShardWriter, VectorStore  # noqa: E402
 
 SHARD_DOCS, TOPIC_DOCS, TOPIC_CENTRES, OF_TOPIC, NOISE = 10_000, 500, 120, 0.7, 0.6
 QUERY_TOKENS, DEPTH, LARGE = 32, 100, 8_841_823

@@ -38,10 +38,10 @@ PACKAGES = {"fast_plaid": "fast_plaid", "warp": "xtr_warp"}
 def encoded(checkpoint: Path, data: Path, cache: Path, device: str) -> tuple[VectorStore, TextVectors, list[str], Any]:
     """Return the docs' vectors, the queries' vectors and ids, and the judgements of a collection."""
     from ranker.checkpoint import load_scorer
-    from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.collection import Splits
     from ranker.data.datamodule import RankData
     from ranker.data.options import BatchOptions
+    from ranker.data.scorer_inputs import ScorerInputs, TextLimits
     from ranker.data.sources.files import Files
     from ranker.retrieval.encode import Device, encode_queries
     from ranker.retrieval.pipeline import EncodeOptions, encode_sets

@@ -35,13 +35,14 @@ sys.path.insert(0, str(ROOT))
 from one_line import one_line  # noqa: E402
 
 from benchmarks.train_throughput import DOCS, LONGEST, collection, module_of, pair_texts  # noqa: E402
-from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
 from ranker.data.options import BatchOptions  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
-from ranker.encoders.lora import LoRA, add_adapter, cast_base  # noqa: E402
+from ranker.encoders.lora import LoRA, add_adapter  # noqa: E402
+from ranker.encoders.lora_base import cast_base  # noqa: E402
 from ranker.models.lm_reranker import LMReranker  # noqa: E402
 from ranker.training.throughput import Throughput, measure_matmul  # noqa: E402
 

@@ -33,10 +33,10 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     import torch
     from transformers import BertModel
 
-    from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
     from ranker.data.datamodule import RankData
     from ranker.data.options import BatchOptions, TrainDocs
+    from ranker.data.scorer_inputs import ScorerInputs, TextLimits
     from ranker.encoders.encoder import Encoder
     from ranker.encoders.tiny import tiny_config, tiny_tokenizer
     from ranker.evaluation.scoring import Devices, score_collection

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from one_line import one_line  # noqa: E402
 
 from ranker import Reranker  # noqa: E402
-from ranker.data.collate import TextLimits  # noqa: E402
+from ranker.data.scorer_inputs import TextLimits  # noqa: E402
 from ranker.data.sources.cwe import CWE  # noqa: E402
 from ranker.encoders.loading import load_encoder  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402

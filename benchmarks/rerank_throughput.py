@@ -28,10 +28,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from one_line import one_line  # noqa: E402
 from train_throughput import DOCS, LONGEST, SIZES, _wait, collection, config_of, module_of, pair_texts, tokenizer  # noqa: E402
 
-from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
 from ranker.data.options import BatchOptions  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.types import RankBatch  # noqa: E402
 

@@ -104,9 +104,9 @@ def main() -> None:
 
 
 def measure_steps(splits, options: argparse.Namespace) -> None:
-    from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.datamodule import RankData
     from ranker.data.options import BatchOptions
+    from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 
     tokenizer = bert_tokenizer()
     inputs = ScorerInputs(tokenizer, "pairs", 512)

@@ -33,10 +33,10 @@ from one_line import one_line  # noqa: E402
 from rerank_throughput import Clock  # noqa: E402
 from train_throughput import DOCS, collection, config_of, tokenizer  # noqa: E402
 
-from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
 from ranker.data.options import BatchOptions, TrainDocs  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.trec import write_run  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402

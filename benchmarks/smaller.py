@@ -208,7 +208,7 @@ def table(
 
 def draw(content: dict, path: Path) -> None:
     """Draw the measure over the number of parameters, and over the time of a pair."""
-    from ranker.evaluation.pictures import BLUE, new_figure
+    from ranker.evaluation.figures import BLUE, new_figure
 
     figure, axes = new_figure(9, 3.6, 1, 2)
     shown = {name: part for name, part in content.items() if "parameters" in part}

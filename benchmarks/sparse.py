@@ -77,8 +77,9 @@ def ours(args: argparse.Namespace, docs: list[str], kernel: bool):
     import torch
 
     from ranker.checkpoint import load_scorer
-    from ranker.data.collate import Collator, ScorerInputs, TextLimits
+    from ranker.data.collate import Collator
     from ranker.data.memory_store import MemoryStore
+    from ranker.data.scorer_inputs import ScorerInputs, TextLimits
     from ranker.data.step_plan import fill
     from ranker.data.text_encoder import TextEncoder
     from ranker.interactions import term_pooling

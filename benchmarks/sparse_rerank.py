@@ -53,8 +53,9 @@ def stored_terms() -> float:
 
 def cross_encoder(package: str, tokens: int) -> float:
     """Return the median microseconds of a query with monoBERT."""
-    from ranker.data.collate import Collator, ScorerInputs, TextLimits
+    from ranker.data.collate import Collator
     from ranker.data.memory_store import MemoryStore
+    from ranker.data.scorer_inputs import ScorerInputs, TextLimits
     from ranker.data.sources.cwe import CWE
     from ranker.data.step_plan import fill
     from ranker.data.text_encoder import TextEncoder

@@ -42,10 +42,10 @@ sys.path.insert(0, str(ROOT))
 
 from one_line import one_line  # noqa: E402
 
-from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
 from ranker.data.datamodule import RankData  # noqa: E402
 from ranker.data.options import BatchOptions  # noqa: E402
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import DEFAULT, Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402

@@ -7,10 +7,10 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.evaluation.report import write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -28,7 +27,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ranker import run_folder
 from ranker.cli.sweep import JOB_FOLDER
-from ranker.cli.sweep_table import finish_sweep, is_locked, job_folders, read_job, read_jobs
+from ranker.cli.sweep_start import check_unused, check_unused_by_sweep, fail, num_jobs
+from ranker.cli.sweep_table import finish_sweep, job_folders, read_job
+from ranker.cli.sweep_trials import distribution, num_finished, settle_dead_trials
 from ranker.errors import ConfigError
 from ranker.files.space import no_room, room_for
 from ranker.files.writing import write_whole
@@ -52,7 +53,7 @@ class SweepFolder(Callback):
             run_folder.note(folder)
             made_by_sweep = os.environ.get(JOB_FOLDER) == str(folder.absolute())
             if is_first_process() and not made_by_sweep:
-                _check_unused("hydra.run.dir", folder)
+                check_unused("hydra.run.dir", folder)
         HydraConfig.instance().cfg = before
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -65,12 +66,12 @@ class SweepFolder(Callback):
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
         if config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             if folder.is_dir() and any(job_folders(folder)):
-                _fail(f"hydra.sweep.dir: expected a new folder, got {folder}, which holds another sweep")
-            number = _count(config)
-            _check_unused_by_sweep(folder)
+                fail(f"hydra.sweep.dir: expected a new folder, got {folder}, which holds another sweep")
+            number = num_jobs(config)
+            check_unused_by_sweep(folder)
         else:
             if not _is_search(folder):  # a search in its old folder is continued
-                _check_unused_by_sweep(folder)
+                check_unused_by_sweep(folder)
             number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
         for name in ("hydra", "hydra_plugins"):  # launchers would repeat what the jobs log themselves
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -99,35 +100,6 @@ def _is_search(folder: Path) -> bool:
         )
     except (OSError, ValueError):
         return False
-
-
-def _check_unused_by_sweep(folder: Path) -> None:
-    killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # left by a sweep that was killed early
-    _check_unused("hydra.sweep.dir", folder, killed)
-
-
-def _check_unused(key: str, folder: Path, expected: Sequence[str] = ()) -> None:
-    try:
-        run_folder.check_unused(key, folder, expected)
-    except ConfigError as error:
-        _fail(str(error))
-
-
-def _count(config: DictConfig) -> str:
-    """Return the number of jobs of Hydra's basic sweeper, as text."""
-    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
-    if any(override.is_sweep_override() and not override.is_discrete_sweep() for override in parsed):
-        _fail(
-            "sweep: expected lists of values, such as lr=1e-4,1e-3, got an interval; "
-            "hydra/sweeper=optuna or sweep=optuna_monobert can draw from it"
-        )
-    return str(sum(map(len, BasicSweeper.split_arguments(parsed, None))))
-
-
-def _fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
-    raise SystemExit(1)
 
 
 class DryRun(Launcher):
@@ -273,10 +245,10 @@ class OptunaSweeper(Sweeper):
 
     def _search(self, study: Any, space: dict[str, Any], fixed: list[str]) -> None:
         if study.trials:
-            print(f"sweep: goes on after {_finished(study)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"sweep: goes on after {num_finished(study)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
             self.sampler.reseed_rng()  # with the old seed, the sampler would repeat the first trials
         failed = 0
-        while (missing := self.n_trials - _finished(study)) > 0 and failed < self.n_trials:
+        while (missing := self.n_trials - num_finished(study)) > 0 and failed < self.n_trials:
             failed += self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
         if missing > 0:
             print(  # noqa: T201
@@ -335,55 +307,3 @@ class OptunaSweeper(Sweeper):
 
 def _as_text(override: Override) -> str:
     return f"{override.get_key_element()}={override.get_value_element_as_str()}"
-
-
-def distribution(override: Override) -> Any:
-    """Return the distribution from which Optuna draws the value of a key.
-
-    From a list or range, one of its members is drawn; from an interval, a number, with the tag `log` on a logarithmic
-    scale.
-    """
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if override.is_discrete_sweep():
-        return CategoricalDistribution(list(override.sweep_string_iterator()))
-    interval: Any = override.value()
-    logarithmic = "log" in interval.tags
-    if isinstance(interval.start, int) and isinstance(interval.end, int):
-        return IntDistribution(interval.start, interval.end, log=logarithmic)
-    return FloatDistribution(float(interval.start), float(interval.end), log=logarithmic)
-
-
-def _finished(study: Any) -> int:
-    """Return the number of trials that have an objective or were pruned."""
-    return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
-
-
-def settle_dead_trials(study: Any, folder: Path, own_lock: Path) -> None:
-    """Report to the study the results of trials that a killed search left running.
-
-    A trial whose job has finished gets the job's result. A trial is not changed if its job or its search still runs.
-    All other trials are reported as failed.
-
-    Args:
-        study: Optuna's study.
-        folder: The sweep's folder, in which each search holds a lock while it runs.
-        own_lock: The lock of this search.
-    """
-    from optuna.trial import TrialState
-
-    others = {lock: is_locked(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own_lock}
-    alive = {lock.name for lock, held in others.items() if held}
-    for lock in others:
-        if lock.name not in alive:
-            lock.unlink(missing_ok=True)
-    rows = {row["job"]: row for row in read_jobs(folder)}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        sweeper, row = trial.user_attrs.get("sweeper"), rows.get(trial.number, {"status": "killed"})
-        if sweeper in alive or (sweeper is None and alive) or row["status"] == "running":
-            continue
-        if row["status"] == "ok" and row["objective"] is not None:
-            study.tell(trial.number, row["objective"], skip_if_finished=True)
-        else:
-            state = TrialState.PRUNED if row["status"] == "pruned" else TrialState.FAIL
-            study.tell(trial.number, state=state, skip_if_finished=True)

@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from ranker import export
 from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
-from ranker.data.collate import pair_layout
+from ranker.data.scorer_inputs import pair_layout
 from ranker.encoders.alignment import align
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
-from ranker.encoders.lora import has_adapter, merge_adapter
+from ranker.encoders.lora import merge_adapter
+from ranker.encoders.lora_layers import has_adapter
 from ranker.encoders.model_folder import ADAPTER
 from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.export import _adapter

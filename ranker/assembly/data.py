@@ -17,19 +17,19 @@ from ranker.assembly.scorer import has_penalties, in_batch_negatives
 from ranker.config.sets import SET_KEYS, sets_of
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
-from ranker.data.collate import TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.expansion import expanded
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.options import BatchOptions, TrainDocs
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
+from ranker.data.scorer_inputs import TextLimits
 from ranker.data.token_counts import document_frequencies
 from ranker.errors import ConfigError, errors_of
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
+from ranker.multitask.datamodule import TaskData
 from ranker.multitask.multitask import Multitask
-from ranker.multitask.steps import TaskData
 from ranker.processes import available_cores
 from ranker.retrieval.first_stage import FirstStage, with_candidates
 

@@ -14,32 +14,30 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
+from ranker.assembly.data import batch_options, text_limits
 from ranker.assembly.inference import prepare
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.prompts import has_instructions, inputs_of
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
+from ranker.assembly.sets_to_rerank import sets_to_rerank
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.sets import sets_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.mixed_data import MixedData, MixedSet, merged
-from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
-from ranker.data.splits import check_candidates
-from ranker.data.trec import read_candidates, read_run
+from ranker.data.mixed_data import MixedData, MixedSet
+from ranker.data.query_docs import allowed_run
+from ranker.data.trec import read_run
 from ranker.errors import ConfigError
-from ranker.evaluation import pictures
+from ranker.evaluation import figures, pictures
 from ranker.evaluation.by_length import Lengths
 from ranker.evaluation.orders import write_orders
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.models.interface import Scorer
-from ranker.retrieval.first_stage import FirstStage, with_candidates
-from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
 
 log = logging.getLogger(__name__)
@@ -177,7 +175,7 @@ def write_set(
         pictures.write_comparison(folder, name, measure, run, compared, dict(collection.qrels), collection.relevance)
     if written.get("by_length"):
         rows, measure = written["by_length"], next(iter(means))
-        pictures.save(pictures.draw_by_length(rows, measure, name, label), folder, f"{name}_by_length")
+        figures.save(pictures.draw_by_length(rows, measure, name, label), folder, f"{name}_by_length")
     if report is not None:
         before = (label, compared) if compared else None
         report.add(folder, name, run, before, dict(collection.qrels), collection)
@@ -250,50 +248,3 @@ def _rank_data(
         {name: MixedSet(build(part, nodes[name])) for name, part in splits.sets.items()},
         instantiate(constructor_keys("data", source)),
     )
-
-
-def sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
-    """Return the collections of the chosen split as test sets, with the candidates to re-rank.
-
-    Raises:
-        ConfigError: No set has the split, or a single file of candidates is given for a mix of sets.
-    """
-    loaded = load_source(source, cfg.cache_dir)
-    print_notice(loaded)
-    chosen = chosen_sets(loaded, cfg.split)  # called first: a split that no set has is an error
-    if not loaded.sets:
-        return _with_candidates(cfg, chosen, depth, source)
-    for key in ("candidates", "baseline", "add_positives"):
-        if cfg.get(key):
-            raise ConfigError(
-                f"{key}: expected it with a single set, got a mix ({', '.join(loaded.sets)}); choose one with data=..."
-            )
-    parts = {}
-    for name, node in sets_of(source).items():
-        part = loaded.sets[name]
-        if {"test": part.tests, "val": part.val, "train": part.train}[cfg.split]:
-            parts[name] = _with_candidates(cfg, chosen_sets(part, cfg.split), depth, node)
-    return merged(parts)
-
-
-def _with_candidates(cfg: DictConfig, chosen: dict[str, Collection], depth: int, source: Any) -> Splits:
-    """Return collections as test sets, with the candidates to re-rank.
-
-    Args:
-        cfg: The configuration of the evaluation.
-        chosen: The collections by name.
-        depth: Candidates per query.
-        source: The `data` node of the collections.
-    """
-    if cfg.candidates is not None:
-        given = read_candidates(Path(cfg.candidates))
-        chosen = {name: with_allowed(collection, given) for name, collection in chosen.items()}
-        for collection in chosen.values():
-            check_candidates(collection, cfg.candidates)
-    splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
-    for part in splits.tests.values():
-        warn_of_query_docs(part, part.candidates)
-    if cfg.get("add_positives"):  # the name must show this, because measures then say nothing about the first stage
-        tests = {f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()}
-        splits = replace(splits, tests=tests)
-    return splits

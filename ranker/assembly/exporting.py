@@ -17,18 +17,19 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import text_limits
-from ranker.assembly.evaluation import sets_to_rerank
 from ranker.assembly.probabilities import copy_calibration
 from ranker.assembly.reranker import Reranker
 from ranker.assembly.run import open_run, quiet_libraries
+from ranker.assembly.sets_to_rerank import sets_to_rerank
 from ranker.checkpoint import DESCRIBED, load_scorer, read_description, without_adapters
 from ranker.config.sets import sets_of
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.dataset import top_candidates
 from ranker.data.options import BatchOptions
 from ranker.data.pair_cuts import cut_otherwise
+from ranker.data.score_batches import top_candidates
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.pruned_heads import removed_heads
 from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.exits.early_exit import EarlyExit

@@ -15,13 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.paths import READER
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.dataset import top_candidates
 from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import with_allowed
 from ranker.data.ragged import row_offsets
+from ranker.data.score_batches import top_candidates
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.splits import check_candidates
 from ranker.data.text_encoder import tokenizer_fingerprint
 from ranker.data.trec import read_candidates, read_run

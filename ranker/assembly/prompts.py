@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ranker.config.sets import PROMPT_KEYS
-from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Splits
 from ranker.data.instructions import Instructed, opened
+from ranker.data.scorer_inputs import ScorerInputs
 from ranker.errors import ConfigError
 from ranker.models.interface import Scorer
 from ranker.passages.windowed import scorer_of_windows

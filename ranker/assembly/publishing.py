@@ -14,10 +14,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import load_source, text_limits
-from ranker.assembly.evaluation import sets_to_rerank
 from ranker.assembly.exporting import folder_type
 from ranker.assembly.probabilities import copy_calibration
 from ranker.assembly.run import quiet_libraries
+from ranker.assembly.sets_to_rerank import sets_to_rerank
 from ranker.checkpoint import load_scorer, without_adapters, write_model
 from ranker.config.stored import load_stored
 from ranker.data.collection import Collection

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ranker.data.collection import Collection
-from ranker.evaluation.pictures import read_curves
+from ranker.evaluation.learning_curves import read_curves
 from ranker.reports import charts, tables
 from ranker.reports.content import Facts, Limits, RankedSet, SetContent, Texts, set_content, with_terms
 from ranker.reports.page import Page, write_page

@@ -16,16 +16,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import text_limits
 from ranker.assembly.given_docs import docs_of, lists_of
+from ranker.assembly.given_texts import Encode, GivenTexts
 from ranker.assembly.inference import prepare
 from ranker.assembly.precision import checked_precision, chosen, refuse_half
 from ranker.assembly.probabilities import read_calibration
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.dataset import ScoreBatches
-from ranker.data.memory_store import MemoryStore
-from ranker.data.text_encoder import Encoded, TextEncoder
+from ranker.data.score_batches import ScoreBatches
+from ranker.data.scorer_inputs import TextLimits
 from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.calibration import Calibration
 from ranker.evaluation.scoring import Devices, score_collection
@@ -36,7 +35,6 @@ from ranker.release.onnx_program import OnnxProgram, is_program
 LONG_WORK = 2000  # a terminal shows a progress bar if at least this many pairs are scored
 MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # default token budget of a batch
 Text = str | Mapping[str, str] | Doc
-Encode = Callable[[list[str]], Encoded]
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ class Reranker:
     Attributes:
         devices: The device and the precision of forward passes.
         precision: The precision, as Lightning names it.
+        texts: Tokenizes and collates texts for the scorer.
     """
 
     def __init__(
@@ -97,13 +96,8 @@ class Reranker:
         plugin: Any = fabric.strategy.precision
         self.scorer: Any = plugin.convert_module(scorer)
         self.devices, self.precision = Devices.of_fabric(fabric), str(plugin.precision)
-        self._inputs = ScorerInputs.of(scorer)
+        self.texts = GivenTexts(scorer, limits)
         self.max_tokens = max_tokens or MAX_TOKENS.get(fabric.device.type, MAX_TOKENS["cpu"])
-        self._encoders: Sequence[Encode] = [
-            TextEncoder(scorer.encoder.tokenizer, self._inputs.affixes(text).stored_tokens(longest))
-            for text, longest in enumerate((limits.query, limits.doc))
-        ]
-        self._collator = Collator.of(self._inputs, self._store(0, {}), self._store(1, {}), limits)
 
     @classmethod
     def of_config(cls, cfg: DictConfig, **options: Any) -> Self:
@@ -167,13 +161,9 @@ class Reranker:
         return cls(scorer, limits, **options)
 
     def tokenized_by(self, replaced: Callable[[Sequence[Any]], Sequence[Encode]]) -> Self:
-        """Return this reranker with replaced tokenizers, such as tokenizers that run in other processes.
-
-        Args:
-            replaced: Function that takes the query's and the doc's `TextEncoder` and returns their replacements.
-        """
+        """Return this reranker with replaced tokenizers, see `GivenTexts.tokenized_by`."""
         other = copy.copy(self)
-        other._encoders = replaced(self._encoders)
+        other.texts = self.texts.tokenized_by(replaced)
         return other
 
     def rank(
@@ -255,7 +245,7 @@ class Reranker:
         """
         if not wanted:
             return np.zeros(0, dtype=np.float32)
-        whole = self._inputs.whole_lists
+        whole = self.texts.inputs.whole_lists
         # a model of lists reads a repeated doc twice; any other model scores a text once per query
         keys = list(zip(lists, range(len(wanted)), strict=True)) if whole else list(wanted)
         query_ids, doc_ids = (
@@ -276,37 +266,10 @@ class Reranker:
                 Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
             ),
             None,
-            self.collator(texts[0], texts[1], titles),
+            self.texts.collator(texts[0], texts[1], titles),
             self.max_tokens,
         )
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
         run = score_collection(self.scorer, batches, self.devices, progress="rank" if shown else None)
         assert run is not None
         return np.array([run[query_id][doc_id] for query_id, doc_id in named], dtype=np.float32)
-
-    def collator(
-        self, queries: Mapping[str, str], docs: Mapping[str, str], titles: Mapping[str, str] = MappingProxyType({})
-    ) -> Collator:
-        """Return a collator that tokenizes these texts. Several threads may call this at the same time.
-
-        Args:
-            queries: Id -> text of each query.
-            docs: Id -> text of each doc.
-            titles: Text of a doc -> the title that it begins with; used by models that repeat titles in windows.
-        """
-        title_lengths = self._title_lengths([titles.get(text, "") for text in docs.values()])
-        return replace(
-            self._collator, queries=self._store(0, queries), docs=self._store(1, docs), title_lengths=title_lengths
-        )
-
-    def _title_lengths(self, titles: list[str]) -> np.ndarray | None:
-        """Return the number of tokens of each title; None if windows do not repeat titles."""
-        windows = self._inputs.windows
-        if windows is None or not windows.title:
-            return None
-        return TextEncoder(self._inputs.tokenizer, windows.title)(titles)[0]
-
-    def _store(self, side: int, texts: Mapping[str, str]) -> MemoryStore:
-        """Tokenize the values of `texts`, which maps ids to texts; `side` is 0 for queries and 1 for docs."""
-        around = self._inputs.affixes(side).around
-        return MemoryStore(self._encoders[side], {text_id: around(text) for text_id, text in texts.items()})

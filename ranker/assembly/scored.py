@@ -8,9 +8,9 @@ import torch
 from omegaconf import DictConfig
 
 from ranker.assembly.data import batch_options, text_limits
-from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.scorer_inputs import ScorerInputs
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.models.interface import Scorer
 from ranker.types import Run

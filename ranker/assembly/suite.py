@@ -22,11 +22,11 @@ from ranker.assembly.trainer import build_fabric
 from ranker.assembly.training_queries import seen_in_training, shared_queries
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.paths import split_by_folder
-from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import warn_of_query_docs
+from ranker.data.scorer_inputs import ScorerInputs
 from ranker.data.trec import read_run, write_qrels, write_run
 from ranker.errors import ConfigError
 from ranker.evaluation.report import first_stage_run

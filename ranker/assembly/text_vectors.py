@@ -16,10 +16,12 @@ from ranker.data.step_plan import fill
 from ranker.errors import CheckpointError
 from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.encode import Device, describe, encode_docs, encode_queries
-from ranker.retrieval.index import IndexType, VectorIndex
+from ranker.retrieval.index import VectorIndex
+from ranker.retrieval.index_type import IndexType
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.vector_engine import VectorEngine
-from ranker.retrieval.vector_store import VectorStore, claim
+from ranker.retrieval.vector_folder import claim
+from ranker.retrieval.vector_store import VectorStore
 
 SHARD_DOCS = 10_000
 
@@ -42,8 +44,8 @@ def encode(reranker: Reranker, texts: Sequence[str], are_queries: bool) -> np.nd
     device, rows = _device(reranker), np.arange(len(texts))
     named = {str(row): text for row, text in enumerate(texts)}
     if are_queries:
-        return encode_queries(scorer, reranker.collator(named, {}), rows, device).values.numpy()
-    collator = reranker.collator({}, named)
+        return encode_queries(scorer, reranker.texts.collator(named, {}), rows, device).values.numpy()
+    collator = reranker.texts.collator({}, named)
     lengths = collator.doc.row_lengths(collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))
     order = np.argsort(-lengths, kind="stable")
     vectors = np.empty((len(texts), scorer.dim), dtype=np.float32)
@@ -80,7 +82,7 @@ class DenseSearch:
     ) -> None:
         scorer = require_bi_encoder(reranker)
         self._reranker, device = reranker, _device(reranker)
-        collator = reranker.collator({}, {doc.doc_id: doc.full_text for doc in docs})
+        collator = reranker.texts.collator({}, {doc.doc_id: doc.full_text for doc in docs})
         description = describe(
             scorer,
             collator.docs,
@@ -105,7 +107,7 @@ class DenseSearch:
             depth: Docs per query.
         """
         engine = copy.copy(self._engine)
-        engine.collator = self._reranker.collator(queries, {})
+        engine.collator = self._reranker.texts.collator(queries, {})
         return engine.search(list(queries), depth)
 
 

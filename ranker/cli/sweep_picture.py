@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ranker.evaluation.pictures import BLUE, GREEN, GREY, ORANGE, new_figure, save
+from ranker.evaluation.figures import BLUE, GREEN, GREY, ORANGE, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,9 +20,9 @@ from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
 from ranker.cli.sweep import run_in_separate_process
 from ranker.config.stored import load_stored
-from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.scorer_inputs import ScorerInputs
 from ranker.encoders.execution import DEFAULT
 from ranker.errors import ConfigError
 from ranker.exits.early_exit import EarlyExit

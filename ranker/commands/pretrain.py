@@ -17,7 +17,7 @@ from ranker.assembly.scorer import optimization_of
 from ranker.assembly.sharding import run_as_configured
 from ranker.assembly.trainer import build_trainer
 from ranker.config.stored import resumed_runs
-from ranker.evaluation import pictures
+from ranker.evaluation import learning_curves
 from ranker.training.checkpoint_files import LAST, to_resume_from
 from ranker.training.checkpoint_weights import load_checkpoint
 from ranker.training.checkpointing import SaveLast
@@ -65,5 +65,7 @@ def pretrain(cfg: DictConfig) -> None:
             "seconds": time.perf_counter() - started,
         }
         write_json(folder / "result.json", result)
-        pictures.write_curves(resumed_runs(folder) if cfg.resume else [folder], None, f"{cfg.name}, {folder.name}")
+        learning_curves.write_curves(
+            resumed_runs(folder) if cfg.resume else [folder], None, f"{cfg.name}, {folder.name}"
+        )
         log.info("run folder: %s (encoder.name=%s starts from it)", folder, folder / "model")

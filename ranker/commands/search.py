@@ -20,11 +20,11 @@ from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.sets import sets_of
-from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import allowed_run
+from ranker.data.scorer_inputs import ScorerInputs
 from ranker.data.trec import read_candidates, read_run, write_run
 from ranker.errors import ConfigError
 from ranker.evaluation.explanation import check_pair, explained_pair, write_explanation

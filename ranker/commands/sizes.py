@@ -19,12 +19,12 @@ from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description, save_merged, save_model
 from ranker.config.sets import sets_of
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.instructions import refuse_instructions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.errors import ConfigError
-from ranker.evaluation import pictures, sizes_report
+from ranker.evaluation import figures, sizes_report
 from ranker.evaluation.measure_names import parse_measures
 from ranker.evaluation.report import write_evaluation
 from ranker.export._adapter import has_adapters
@@ -211,5 +211,5 @@ def _write(cfg: DictConfig, folder: Path, rows: Sequence[Mapping[str, Any]], mea
     for name in sets:
         of_set = [row for row in rows if row["set"] == name]
         shown = next(key for key in of_set[0]["measures"] if key.startswith(measure.split("@")[0]))
-        pictures.save(sizes_report.draw(of_set, shown, f"{name}: {shown}"), folder, f"{name}_sizes")
+        figures.save(sizes_report.draw(of_set, shown, f"{name}: {shown}"), folder, f"{name}_sizes")
     log.info("layers and sizes: %s, pictures/", folder / "sizes.tsv")

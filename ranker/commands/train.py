@@ -27,7 +27,7 @@ from ranker.config.stored import resumed_runs
 from ranker.config.trainer import FSDP
 from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
-from ranker.evaluation import pictures
+from ranker.evaluation import learning_curves
 from ranker.evaluation.scoring import Devices
 from ranker.models.interface import Scorer
 from ranker.training import dashboards
@@ -141,7 +141,7 @@ def _report(
     """Write `result.json`, the curves and the page, and show the results on the dashboards."""
     write_json(folder / "result.json", result)
     runs = resumed_runs(folder) if cfg.resume else [folder]
-    pictures.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
+    learning_curves.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
     facts = {"Run": folder.name, "Steps": str(result["steps"]), "Time": f"{result['seconds']:.0f} s"}
     if result["objective"] is not None:
         facts[f"Best {cfg.monitor}"] = f"{result['objective']:.4f} at step {result['best_step']}"

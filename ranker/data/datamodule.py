@@ -12,18 +12,20 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Collection, Splits
 from ranker.data.contrast import KnownPositives
-from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.novelty import NovelGroups
 from ranker.data.options import BatchOptions, TrainDocs
 from ranker.data.refreshed import RefreshedSteps, Rounds
 from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler
+from ranker.data.score_batches import ScoreBatches
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.step_plan import StepPlan
 from ranker.data.text_stores import TextStores
 from ranker.data.training_groups import sampler_of, takes_triples
+from ranker.data.training_steps import StepLoader, TrainSteps
 from ranker.data.triples import TripleGroups
 from ranker.data.window_rows import check_room
 from ranker.errors import ConfigError

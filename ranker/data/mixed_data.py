@@ -13,11 +13,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from ranker.data.collate import Collator
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.dataset import TrainSteps
 from ranker.data.mixed_plan import MixedPlan
 from ranker.data.mixed_steps import MixedSteps
 from ranker.data.shares import shares, whole_numbers
 from ranker.data.sources.mixed import Mixed
+from ranker.data.training_steps import TrainSteps
 from ranker.errors import ConfigError, errors_of
 
 log = logging.getLogger(__name__)

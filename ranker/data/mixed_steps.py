@@ -9,9 +9,9 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ranker.data.collate import Collator
-from ranker.data.dataset import TrainSteps
 from ranker.data.join import join_groups
 from ranker.data.mixed_plan import MixedPlan
+from ranker.data.training_steps import TrainSteps
 from ranker.hashing import digest
 from ranker.types import RankBatch, TrainStep
 

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 
 from ranker.data.collate import Collator
-from ranker.data.dataset import TrainSteps
 from ranker.data.mixed_steps import MixedSteps
+from ranker.data.training_steps import TrainSteps
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ranker.data.collection import Collection
-from ranker.data.dataset import TrainSteps
 from ranker.data.sampling import Pool, PooledGroups
+from ranker.data.training_steps import TrainSteps
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files.checksums import verify_folder
 from ranker.files.folders import write_folder

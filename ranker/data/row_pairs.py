@@ -12,7 +12,8 @@ import numpy as np
 
 from ranker.data.collection import Candidates
 from ranker.data.ragged import ranges, row_offsets
-from ranker.data.text_table import TableQueries, TextTable
+from ranker.data.table_views import TableQueries
+from ranker.data.text_table import TextTable
 from ranker.data.token_writer import map_array
 
 log = logging.getLogger(__name__)

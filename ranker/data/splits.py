@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranker.data.collection import Collection, Splits, known_docs
-from ranker.data.trec import line_with
+from ranker.data.trec_lines import line_with
 from ranker.errors import DataError
 
 if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection
 from ranker.data.instructions import refuse_instructions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.template import Affixes
 from ranker.data.token_store import TokenStore, token_store
 from ranker.hashing import fingerprint_texts

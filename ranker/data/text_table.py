@@ -3,89 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from ranker.data.collection import Doc, add_to_digest
+from ranker.data.key_numbers import KEY, KeyNumbers, key_of
 from ranker.data.token_writer import map_array
-from ranker.errors import DataError
-from ranker.hashing import digest
 
-KEY = np.dtype([("high", "<u8"), ("low", "<u4")])  # 96 bits of BLAKE2b; `low` is compared after a search by `high`
-_SPLIT = np.dtype([("high", ">u8"), ("low", ">u4")])
 _CHUNK = 4096
-
-
-def key_of(words: list[str]) -> np.ndarray:
-    """Return the keys of texts or ids, `KEY` [words]; equal texts have equal keys."""
-    digests = b"".join(hashlib.blake2b(word.encode(), digest_size=12).digest() for word in words)
-    return np.frombuffer(digests, dtype=_SPLIT).astype(KEY)
-
-
-class KeyNumbers:
-    """Numbers keys from 0 in the order of their first appearance; each key takes 16 bytes of memory.
-
-    Keys are in sorted runs. Two runs are merged if the older run is less than twice as long as the newer run, so each
-    key is merged a logarithmic number of times.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # arrays of a run: sorted high, low, number
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Return the numbers of keys, int64 [keys]; -1 for a key without a number."""
-        numbers = np.full(len(keys), -1, dtype=np.int64)
-        for high, low, known in self._runs:
-            places = np.minimum(np.searchsorted(high, keys["high"]), len(high) - 1)
-            hits = high[places] == keys["high"]
-            if np.any(hits & (low[places] != keys["low"])):
-                raise DataError("rows: expected texts of different hashes, got two that share 64 bits; change one")
-            numbers[hits] = known[places[hits]]
-        return numbers
-
-    def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Number keys.
-
-        Returns:
-            Number of each key, int64 [keys]; and the index at which each new key first appears, int64 [new].
-        """
-        numbers = self.find(keys)
-        unknown = np.flatnonzero(numbers < 0)
-        if not len(unknown):
-            return numbers, unknown
-        fresh = keys[unknown]
-        high, first, inverse = np.unique(fresh["high"], return_index=True, return_inverse=True)
-        if np.any(fresh["low"][first][inverse] != fresh["low"]):
-            raise DataError("rows: expected texts of different hashes, got two that share 64 bits; change one")
-        new_numbers = np.empty(len(first), dtype=np.int32)  # numbered in the order of first appearance
-        new_numbers[np.argsort(first)] = self._count + np.arange(len(first), dtype=np.int32)
-        numbers[unknown] = new_numbers[inverse]
-        self._count += len(first)
-        self._runs.append((high, fresh["low"][first].copy(), new_numbers))
-        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
-            self._merge()
-        return numbers, unknown[np.sort(first)]
-
-    def sorted_numbers(self) -> np.ndarray:
-        """Return all numbers in the order of their keys, int32 [keys]."""
-        while len(self._runs) > 1:
-            self._merge()
-        return self._runs[0][2] if self._runs else np.empty(0, dtype=np.int32)
-
-    def _merge(self) -> None:
-        older, newer = self._runs[-2:]
-        del self._runs[-2:]
-        high = np.concatenate([older[0], newer[0]])
-        order = np.argsort(high, kind="stable")  # a stable sort merges two sorted runs in linear time
-        low, number = (np.concatenate([older[i], newer[i]])[order] for i in (1, 2))
-        self._runs.append((high[order], low, number))
 
 
 class TextWriter:
@@ -226,81 +154,3 @@ class TextTable:
 
 def _cut(data: memoryview, ends: np.ndarray, number: int) -> str:
     return str(data[int(ends[number - 1]) if number else 0 : int(ends[number])], "utf-8")
-
-
-class TableDocs:
-    """All texts of a table as docs (`ranker.data.collection.Docs`)."""
-
-    def __init__(self, table: TextTable) -> None:
-        self._table = table
-        self.fingerprint = table.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __iter__(self) -> Iterator[Doc]:
-        return (Doc(doc_id, text) for doc_id, text in self._table.items())
-
-    def __getitem__(self, doc_id: str) -> Doc:
-        number = self._table.find(doc_id)
-        if number < 0:
-            raise KeyError(doc_id)
-        return Doc(doc_id, self._table.text(number))
-
-    def __contains__(self, doc_id: object) -> bool:
-        return self._table.find(doc_id) >= 0
-
-
-class TableQueries(Mapping[str, str]):
-    """A mapping query_id -> text of some texts of a table, in the order of their numbers.
-
-    Args:
-        table: The table.
-        members: Numbers of the queries, ascending, int64 [queries]; None: all.
-    """
-
-    def __init__(self, table: TextTable, members: np.ndarray | None = None) -> None:
-        self.table, self._members = table, members
-        self.fingerprint = table.fingerprint if members is None else f"{table.fingerprint} {digest(members)}"
-
-    def __len__(self) -> int:
-        return len(self.table) if self._members is None else len(self._members)
-
-    def __iter__(self) -> Iterator[str]:
-        numbers = range(len(self.table)) if self._members is None else self._members.tolist()
-        return (self.table.id(number) for number in numbers)
-
-    def __getitem__(self, query_id: str) -> str:
-        number = self.table.find(query_id)
-        if self.index(number) < 0:
-            raise KeyError(query_id)
-        return self.table.text(number)
-
-    def __contains__(self, query_id: object) -> bool:
-        return self.index(self.table.find(query_id)) >= 0
-
-    def items(self) -> ItemsView[str, str]:
-        """Return a view of (query_id, text), whose iteration reads the table from front to back."""
-        return _Items(self)
-
-    def index(self, number: int) -> int:
-        """Return the position of a number among these queries; -1 if no query has this number."""
-        if self._members is None or number < 0:
-            return number
-        place = int(np.searchsorted(self._members, number))
-        return place if place < len(self._members) and self._members[place] == number else -1
-
-    def hashes(self) -> np.ndarray:
-        """Return a hash of each query's id, uint64 [queries]."""
-        return self.table.hashes() if self._members is None else self.table.hashes()[self._members]
-
-    def in_order(self) -> Iterator[tuple[str, str]]:
-        """Yield (query_id, text)."""
-        return self.table.items(self._members)
-
-
-class _Items(ItemsView[str, str]):
-    _mapping: TableQueries
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return self._mapping.in_order()

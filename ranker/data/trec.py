@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import logging
 import math
-import zlib
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranker.data.collection import Candidates
-from ranker.data.parsing import MAX_ID_BYTES, check_grade, check_id, read_grade, read_score, shown
+from ranker.data.parsing import check_grade, check_id, read_grade, shown
 from ranker.data.ragged import row_offsets
 from ranker.data.ranking import rank_docs
+from ranker.data.trec_lines import QRELS_COLUMNS, RUN_COLUMNS, score_of, text_of, trec_rows
 from ranker.errors import DataError
 from ranker.files.writing import write_whole
 
@@ -27,8 +25,6 @@ if TYPE_CHECKING:  # ranker.types imports torch, which reading a run does not ne
 
 log = logging.getLogger(__name__)
 
-QRELS_COLUMNS = "query_id iteration doc_id relevance"
-RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
 _CHUNK_DOCS = 65_536  # number of ids that are collected as Python objects, then packed into an array
 
 
@@ -52,8 +48,8 @@ def read_qrels(path: str | Path) -> Qrels:
     path = Path(path)
     qrels: Qrels = {}
     repeats: list[int] = []
-    for line, (query, _, doc, grade) in _rows(path, QRELS_COLUMNS):
-        query_id, doc_id = _text(path, line, query), _text(path, line, doc)
+    for line, (query, _, doc, grade) in trec_rows(path, QRELS_COLUMNS):
+        query_id, doc_id = text_of(path, line, query), text_of(path, line, doc)
         relevance = read_grade(grade, f"{path}:{line}")
         judged = qrels.setdefault(query_id, {})
         if doc_id not in judged:
@@ -94,10 +90,10 @@ def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str,
     path = Path(path)
     seen = _SeenDocs()
     last, query_id = b"", ""
-    for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
+    for line, (query, _, doc, _, number, _) in trec_rows(path, RUN_COLUMNS):
         if query != last:  # most lines have the query of the previous line
-            last, query_id = query, _text(path, line, query)
-        doc_id, score = _text(path, line, doc), _score(path, line, number, single)
+            last, query_id = query, text_of(path, line, query)
+        doc_id, score = text_of(path, line, doc), score_of(path, line, number, single)
         if not seen.is_new(query_id, doc_id):
             raise DataError(
                 f"{path}:{line}: expected each doc once per query, got doc {shown(doc_id)} again for query "
@@ -151,14 +147,14 @@ def _read_columns(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.nda
     query_of_line, scores = array("i"), array("d")
     packed: list[np.ndarray] = []
     pending: list[bytes] = []
-    for line, (query, _, doc, _, score, _) in _rows(path, RUN_COLUMNS):
+    for line, (query, _, doc, _, score, _) in trec_rows(path, RUN_COLUMNS):
         if query not in numbers:
-            _text(path, line, query)
+            text_of(path, line, query)
             numbers[query] = len(numbers)
         if not doc.isascii():
-            _text(path, line, doc)
+            text_of(path, line, doc)
         query_of_line.append(numbers[query])
-        scores.append(_score(path, line, score, single=True))
+        scores.append(score_of(path, line, score, single=True))
         pending.append(doc)
         if len(pending) == _CHUNK_DOCS:
             packed.append(np.array(pending, dtype=np.bytes_))
@@ -201,84 +197,6 @@ class _SeenDocs:
         size = len(self._current)
         self._current.add(hash(doc_id))
         return len(self._current) > size
-
-
-def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield line numbers and columns.
-
-    As in trec_eval, lines are split at ASCII white space only, because ids may contain U+00A0 or U+2028.
-    """
-    num_columns = len(layout.split())
-    doc_column = layout.split().index("doc_id")
-    line = 0
-    for line, text in _lines(path):
-        columns = text.split()
-        if len(columns) != num_columns:
-            raise DataError(
-                f"{path}:{line}: expected {num_columns} columns ({layout}), got {len(columns)}: {shown(text.strip())}"
-            )
-        if len(text) > MAX_ID_BYTES or b"\0" in text:
-            for column in (columns[0], columns[doc_column]):
-                check_id(_text(path, line, column), f"{path}:{line}")
-        yield line, columns
-    if line == 0:
-        raise DataError(
-            f"{path}: expected lines of {num_columns} columns ({layout}), got an empty file; write it again"
-        )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield numbered lines that are not blank. Only a line feed ends a line; a leading byte order mark is dropped."""
-    line = 0
-    try:
-        with path.open("rb") as raw:
-            file = cast(IO[bytes], raw)
-            if raw.peek(2)[:2] == b"\x1f\x8b":  # by content: browsers may unpack a download but keep its name
-                file = io.BufferedReader(gzip.GzipFile(fileobj=raw))  # type: ignore[arg-type]
-            for line, text in enumerate(file, 1):
-                if line == 1:
-                    text = text.removeprefix(b"\xef\xbb\xbf")
-                    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
-                        raise DataError(f"{path}: expected UTF-8 text, got UTF-16; save it as UTF-8")
-                if text.strip():
-                    yield line, text
-    except FileNotFoundError:
-        raise DataError(f"{path}: expected a file, got nothing at this path; check the path") from None
-    except IsADirectoryError:
-        raise DataError(f"{path}: expected a file, got a folder; name the file in it") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: expected a whole gzip file, got one that breaks after line {line} ({error}); copy it again"
-        ) from None
-    except OSError as error:
-        raise DataError(
-            f"{path}: expected a file that can be read, got {error.strerror!r}; check its permissions"
-        ) from None
-
-
-def _text(path: Path, line: int, column: bytes) -> str:
-    try:
-        return column.decode()
-    except UnicodeDecodeError:
-        raise DataError(f"{path}:{line}: expected UTF-8 text, got {column[:60]!r}; save the file as UTF-8") from None
-
-
-def _score(path: Path, line: int, column: bytes, single: bool) -> float:
-    try:
-        score = float(column)
-    except ValueError:
-        score = math.nan
-    return score if abs(score) < 3e38 and b"_" not in column else read_score(column, f"{path}:{line}", single)
-
-
-def line_with(path: Path, word: str) -> str:
-    """Return `FILE:LINE` of the first line of qrels or a run whose query or doc is `word`; `FILE` if there is none."""
-    columns = {len(QRELS_COLUMNS.split()), len(RUN_COLUMNS.split())}
-    for line, text in _lines(path):
-        parts = text.split()
-        if len(parts) in columns and word.encode() in (parts[0], parts[2]):
-            return f"{path}:{line}"
-    return str(path)
 
 
 # writing

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ranker.data.ragged import tensor_ranges
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.template import Part, Template
 from ranker.data.windows import Cut, Pairs, Windows
 from ranker.errors import ConfigError
 from ranker.types import TokenBatch
-
-if TYPE_CHECKING:
-    from ranker.data.collate import ScorerInputs, TextLimits
 
 # Difference between the row ids of consecutive windows of a doc. A step has fewer queries and docs, so all row ids are
 # different. The first window has the id of the whole doc.

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ranker.encoders.lora import has_adapter, import_peft, merge_adapter, use_own_forward
+from ranker.encoders.lora import merge_adapter
+from ranker.encoders.lora_layers import has_adapter, import_peft, use_own_forward
 from ranker.encoders.model_folder import ADAPTER, read_object
 from ranker.errors import CheckpointError
 

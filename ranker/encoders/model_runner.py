@@ -17,7 +17,7 @@ from ranker.encoders.dropout import HashedDropout
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
-from ranker.encoders.lora import has_adapter
+from ranker.encoders.lora_layers import has_adapter
 from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged_forward import RaggedForward
 from ranker.encoders.shared_prefix import SharedPrefixes

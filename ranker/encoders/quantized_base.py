@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ranker.encoders.lora import adapted_layers, cast_base, remember_base
+from ranker.encoders.lora_base import cast_base, remember_base
+from ranker.encoders.lora_layers import adapted_layers
 from ranker.errors import ConfigError
 
 

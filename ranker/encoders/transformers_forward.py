@@ -19,7 +19,7 @@ from ranker.encoders.attention import triton_unavailable, unpadded_unavailable
 from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
 from ranker.encoders.gated_mlp import use_gated_kernel
 from ranker.encoders.grouped_attention import grouped_rows
-from ranker.encoders.lora import adapted_layers, has_adapter, refresh_stacked
+from ranker.encoders.lora_layers import adapted_layers, has_adapter, refresh_stacked
 from ranker.encoders.packed_attention import IMPLEMENTATION, register
 from ranker.encoders.packing import Packing, Pass
 from ranker.encoders.passes import ForwardPass

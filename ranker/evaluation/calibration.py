@@ -13,7 +13,7 @@ from scipy.optimize import isotonic_regression, minimize, minimize_scalar
 from scipy.special import expit
 
 from ranker.errors import CheckpointError, DataError
-from ranker.evaluation.pictures import BLUE, GREY, ORANGE, new_figure, save
+from ranker.evaluation.figures import BLUE, GREY, ORANGE, new_figure, save
 from ranker.files.writing import write_whole
 from ranker.types import Qrels, Run
 

@@ -1,4 +1,4 @@
-"""Pictures of a run, PNG files in `pictures/`: learning curves, gains per query, rank changes of relevant docs.
+"""Pictures of an evaluation, PNG files in `pictures/`: gains per query, rank changes and lengths of relevant docs.
 
 The functions that compute the numbers do not use matplotlib, so that tests can check the numbers. Only the drawing
 functions import matplotlib.
@@ -6,167 +6,21 @@ functions import matplotlib.
 
 from __future__ import annotations
 
-import csv
 import json
-import logging
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ranker.data.ranking import rank_docs
-from ranker.files.writing import write_whole
+from ranker.evaluation.figures import BLUE, GREEN, GREY, ORANGE, new_figure, save
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ranker.types import Qrels, Run
-
-log = logging.getLogger(__name__)
-
-Curves = dict[str, list[tuple[int, float]]]
-
-# Okabe and Ito's colours, which colour-blind readers can distinguish
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
-MARGIN = 0.1  # around a picture, in inches
-OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-}
-
-
-def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write `pictures/NAME.png`; slashes in a set's name become underscores."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    path = folder / "pictures" / f"{name.replace('/', '_')}.png"
-    figure.set_dpi(200)
-    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).padded(MARGIN)
-    with write_whole(path, binary=True) as file:
-        figure.savefig(file, dpi=200, bbox_inches=box, format="png")  # with "tight", matplotlib would draw twice
-    return path
-
-
-def new_figure(
-    width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure in `STYLE`; sizes are in inches, and no window system is needed.
-
-    Returns:
-        The figure and its axes, row by row.
-    """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x)
-        figure.subplots_adjust(hspace=0.12 if share_x else 0.45, wspace=0.35)
-    return figure, list(grid.ravel())
-
-
-# learning curves
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def read_curves(*folders: Path) -> Curves:
-    """Return the logged values of `metrics.csv`: name -> [(optimizer steps done, value)].
-
-    Args:
-        folders: The run folder; for a resumed run, first the folders of the earlier runs, oldest first.
-    """
-    curves: Curves = {}
-    for part in folders:
-        logged = _read_metrics(part / "metrics.csv")
-        first = min((values[0][0] for values in logged.values()), default=0)
-        for name in {*curves, *logged}:
-            curves[name] = [point for point in curves.get(name, []) if point[0] < first] + logged.get(name, [])
-    return {name: values for name, values in curves.items() if values}
-
-
-def _read_metrics(path: Path) -> Curves:
-    """Return the curves of one `metrics.csv`; empty if the file is missing or damaged; a damaged file is logged."""
-    if not path.is_file():
-        return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            return _curves_of(csv.DictReader(lines, restkey="further columns"))
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        log.warning("%s: expected a table with a column step, got %r; the picture lacks its curves", path, error)
-        return {}
-
-
-def _curves_of(rows: Iterable[dict[str, Any]]) -> Curves:
-    curves: Curves = {}
-    for row in rows:
-        for name, text in row.items():
-            if text and not name.startswith(("step", "epoch", "test/")):
-                # steps are numbered from 0; a validation has the number of the previous step
-                curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
-    return curves
-
-
-def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return, for each position, the mean of the `window` values that end there. The first positions use fewer values.
-
-    >>> running_mean([4.0, 2.0, 6.0, 1.0], window=2)
-    [4.0, 3.0, 4.0, 3.5]
-    """
-    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    return ((sums[ends] - sums[starts]) / (ends - starts)).tolist()
-
-
-def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | None:
-    """Draw training loss (above) and validation measures (below) by optimizer step; None if nothing was logged."""
-    measured = {name: points for name, points in curves.items() if name.startswith("val/")}
-    loss = [(step, value) for step, value in curves.get("train/loss", []) if math.isfinite(value)]
-    panels = [name for name, points in (("loss", loss), ("val", measured)) if points]
-    if not panels:
-        return None
-    figure, grid = new_figure(5.0, 1.2 + 1.9 * len(panels), rows=len(panels), share_x=True)
-    axes = dict(zip(panels, grid, strict=True))
-    if loss:
-        steps, values = zip(*loss, strict=True)
-        window = max(1, len(values) // 20)
-        if window > 1:
-            axes["loss"].plot(steps, values, color=GREY, linewidth=0.7, alpha=0.7, label="as logged")
-        name = f"mean of {window}" if window > 1 else "as logged"
-        axes["loss"].plot(steps, running_mean(values, window), color=BLUE, linewidth=1.6, label=name)
-        axes["loss"].set_ylabel("training loss")
-        axes["loss"].legend(fontsize=8)
-    monitored = str(monitor).rpartition("/")[2]  # the monitored measure, without the name of a set
-    shown = sorted(measured, key=lambda name: (name != monitor, name.rpartition("/")[2] != monitored, name))
-    for name, colour in zip(shown, (BLUE, *OTHERS), strict=False):
-        steps, values = zip(*measured[name], strict=True)
-        wide = 1.8 if name == monitor else 0.9
-        axes["val"].plot(
-            steps, values, color=colour, linewidth=wide, marker="o", markersize=3, label=name.removeprefix("val/")
-        )
-        if name == monitor:
-            best = int(np.argmax(values))
-            axes["val"].plot(steps[best], values[best], marker="*", markersize=11, color=ORANGE, linestyle="none",
-                             label=f"best: {values[best]:.4f} at {steps[best]}")  # fmt: skip
-    if measured:
-        axes["val"].set_ylabel("validation")
-        axes["val"].legend(fontsize=8, loc="best")
-    grid[-1].set_xlabel("optimizer steps")
-    grid[0].set_title(title, fontsize=10)
-    return figure
-
-
-# against the baseline
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[str, float]]:
@@ -261,10 +115,6 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
     return figure
 
 
-# a run's pictures
-# -------------------------------------------------------------------------------------------------------------------
-
-
 def draw_by_length(rows: Sequence[Mapping[str, Any]], measure: str, title: str, label: str = "baseline") -> Figure:
     """Draw a measure by the length of relevant docs, with a bar for the run and a bar for the baseline.
 
@@ -291,16 +141,6 @@ def draw_by_length(rows: Sequence[Mapping[str, Any]], measure: str, title: str, 
     axes.set_title(title)
     axes.legend(frameon=False)
     return figure
-
-
-def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Path | None:
-    """Draw the learning curves of `read_curves` into the last folder's `pictures/learning_curves.png`.
-
-    Returns:
-        The file; None if nothing was logged.
-    """
-    figure = draw_curves(read_curves(*folders), monitor, title)
-    return None if figure is None else save(figure, folders[-1], "learning_curves")
 
 
 def write_comparison(

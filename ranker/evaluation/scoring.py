@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.ranking import require_finite
+from ranker.data.score_batches import ScoreBatch, ScoreBatches
 from ranker.errors import DataError, RankerError
 from ranker.types import RankBatch, Run
 

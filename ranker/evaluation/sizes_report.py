@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ranker.evaluation import pictures
+from ranker.evaluation import figures
 from ranker.files.writing import write_whole
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def draw(rows: Sequence[Mapping[str, Any]], measure: str, title: str) -> Figure:
         measure: The measure.
         title: The title.
     """
-    figure, axes = pictures.new_figure(9.0, 3.4, columns=2)
+    figure, axes = figures.new_figure(9.0, 3.4, columns=2)
     panels = (
         ("bytes_per_doc", "layers", "bytes per doc", "layers"),
         ("docs_per_second", "dim", "docs encoded per second", "size"),
     )
-    colours = (pictures.BLUE, pictures.ORANGE, pictures.GREEN, *pictures.OTHERS)
+    colours = (figures.BLUE, figures.ORANGE, figures.GREEN, *figures.OTHERS)
     for panel, (key, by, label, name) in zip(axes, panels, strict=True):
         for i, (value, points) in enumerate(lines_of(rows, key, by, measure).items()):
             across, up = zip(*points, strict=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranker.evaluation import pictures
+from ranker.evaluation import figures
 from ranker.evaluation.significance import p_text
 
 if TYPE_CHECKING:
@@ -103,27 +103,27 @@ def print_suite(content: Mapping[str, Any], measure: str, console: Console | Non
 def draw(content: Mapping[str, Any], measure: str) -> Figure:
     """Draw a line for each set, with points for first stage, baseline, run and oracle, and one for the macro mean."""
     sets = content["sets"]
-    figure, (axes,) = pictures.new_figure(5.6, 1.4 + 0.3 * (len(sets) + 1))
+    figure, (axes,) = figures.new_figure(5.6, 1.4 + 0.3 * (len(sets) + 1))
     means = {kind: {measure: part[measure]["mean"]} for kind, part in content["macro"].items() if kind != "delta"}
     entries = [*sets.values(), means]
     places = np.arange(len(entries))[::-1]
     styles = {
-        "oracle": ("|", pictures.GREY, "oracle of the candidates"),
-        "first_stage": ("o", pictures.GREY, "first stage"),
-        "baseline": ("s", pictures.ORANGE, "baseline"),
-        "run": ("o", pictures.BLUE, "run"),
+        "oracle": ("|", figures.GREY, "oracle of the candidates"),
+        "first_stage": ("o", figures.GREY, "first stage"),
+        "baseline": ("s", figures.ORANGE, "baseline"),
+        "run": ("o", figures.BLUE, "run"),
     }
     for place, entry in zip(places, entries, strict=True):
         if "first_stage" in entry:
             ends = [entry["first_stage"][measure], entry["run"][measure]]
-            axes.plot(ends, [place, place], color=pictures.GREY, linewidth=1.2, zorder=1)
+            axes.plot(ends, [place, place], color=figures.GREY, linewidth=1.2, zorder=1)
     for kind, (marker, colour, label) in styles.items():
         points = [(entry[kind][measure], place) for place, entry in zip(places, entries, strict=True) if kind in entry]
         if points:
             values, rows = zip(*points, strict=True)
             axes.scatter(values, rows, marker=marker, color=colour, s=36, label=label, zorder=2)
     low, high = content["macro"]["run"][measure]["interval"]
-    axes.plot([low, high], [places[-1] - 0.22] * 2, color=pictures.BLUE, linewidth=1.6, label="95 % of samples")
+    axes.plot([low, high], [places[-1] - 0.22] * 2, color=figures.BLUE, linewidth=1.6, label="95 % of samples")
     axes.axhline(0.5, color="black", linewidth=0.6)
     axes.set_yticks(places, [*sets, "macro mean"])
     axes.set_ylim(-0.6, len(entries) - 0.4)
@@ -135,4 +135,4 @@ def draw(content: Mapping[str, Any], measure: str) -> Figure:
 
 def write_picture(folder: Path, content: Mapping[str, Any], measure: str) -> Path:
     """Draw a suite's `pictures/suite.png`."""
-    return pictures.save(draw(content, measure), folder, "suite")
+    return figures.save(draw(content, measure), folder, "suite")

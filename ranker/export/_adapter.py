@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ranker.encoders.adapters import ADAPTER_FILE, adapter_state, load_adapter
 from ranker.encoders.encoder import Encoder
-from ranker.encoders.lora import base_fingerprint, has_adapter
+from ranker.encoders.lora_base import base_fingerprint
+from ranker.encoders.lora_layers import has_adapter
 from ranker.encoders.model_folder import ADAPTER, read_object
 from ranker.errors import CheckpointError
 from ranker.export._module_weights import write_tokenizer

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset
 
 from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection
-from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.score_batches import ScoreBatch, ScoreBatches
 from ranker.errors import DataError
 from ranker.evaluation.scoring import Devices, ScoreCollector, ScoringModule, score_batches
 from ranker.files.checksums import REBUILD, zip_fault

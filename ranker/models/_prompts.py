@@ -88,6 +88,12 @@ def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: st
     return single.with_prompt(ids(special), prefix, num_shared)
 
 
+def text_layouts(tokenizer: PreTrainedTokenizerFast, query_prompt: str, doc_prompt: str) -> tuple[Template, Template]:
+    """Return the layouts of a query and of a doc, each alone in a row with its prompt."""
+    single = Template.of(tokenizer, 1)
+    return with_prompt(tokenizer, single, query_prompt), with_prompt(tokenizer, single, doc_prompt)
+
+
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> int:
     """Return the number of prompt tokens that Pooling leaves out, with the special tokens at the start.
 

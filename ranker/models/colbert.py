@@ -21,7 +21,7 @@ from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision, maxsim_all, maxsim_pairs
 from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit, vector_size
 from ranker.models._markers import add_markers, expansion_token
-from ranker.models._prompts import check_instruction, prefix_of, with_prompt
+from ranker.models._prompts import check_instruction, prefix_of, text_layouts
 from ranker.types import RankBatch, TokenBatch
 
 
@@ -46,8 +46,7 @@ def token_layouts(
     tokenizer: Any, query_prompt: str, doc_prompt: str, expansion: Expansion
 ) -> tuple[Template, Template]:
     """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
-    single = Template.of(tokenizer, 1)
-    query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (query_prompt, doc_prompt))
+    query, doc = text_layouts(tokenizer, query_prompt, doc_prompt)
     if not expansion.length:
         return query, doc
     expanded = replace(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ranker.data.template import Template
 from ranker.encoders.causality import auto_pooling
@@ -20,27 +18,24 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout
 from ranker.errors import ConfigError
 from ranker.export import sentence_transformers
-from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision
 from ranker.interactions.pooling import POOLINGS, pool
 from ranker.models._bi_encoder import (
     ACTIVATIONS,
-    SIMILARITIES,
     check_choice,
     first_numbers,
     new_projection,
     text_limit,
     vector_size,
 )
-from ranker.models._prompts import check_instruction, prefix_of, prompt_tokens, with_prompt
-from ranker.types import RankBatch, TokenBatch
+from ranker.models._prompts import check_instruction, prefix_of, prompt_tokens, text_layouts
+from ranker.models._vectors import VectorScorer
+from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-LEAST_TEMPERATURE = 0.01  # lower bound of a learned temperature, as in CLIP
 
-
-class DPR(nn.Module):
+class DPR(VectorScorer):
     r"""Score a query and a doc by the similarity of their vectors.
 
     .. math:: s(q, d) = \mathrm{sim}(E_q(q), E_d(d)) / \tau
@@ -103,17 +98,14 @@ class DPR(nn.Module):
         matryoshka_layers_per_step: int = 1,
         matryoshka_alignment: float = 1.0,
     ) -> None:
-        super().__init__()
         check_choice("model.pooling", pooling, (*POOLINGS, "auto"))
-        check_choice("model.similarity", similarity, SIMILARITIES)
         check_choice("model.activation", activation, ACTIVATIONS)
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise ConfigError(f"model.temperature: expected a finite number above 0, got {temperature}")
+        super().__init__(similarity, temperature, learn_temperature)
         if pooling == "auto":
             pooling = auto_pooling(encoder)
             log.info("model.pooling=auto: %s", pooling)
         check_layout(encoder, 1, pooling)
-        self.encoder, self.pooling, self.similarity = encoder, pooling, similarity
+        self.encoder, self.pooling = encoder, pooling
         check_instruction(instruction, query_prompt, doc_prompt)
         self.query_prompt = prefix_of(query_prompt, "query", instruction)
         self.doc_prompt = prefix_of(doc_prompt, "doc", instruction)
@@ -121,8 +113,6 @@ class DPR(nn.Module):
         self.matryoshka_dims, self.matryoshka_layers = matryoshka_dims, matryoshka_layers
         self.matryoshka_layers_per_step = matryoshka_layers_per_step
         self.matryoshka_alignment = matryoshka_alignment
-        self.fixed_temperature = temperature
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learn_temperature else None
         self.projection = (
             new_projection(encoder, projection, bias=True, activation=activation) if projection is not None else None
         )
@@ -144,18 +134,13 @@ class DPR(nn.Module):
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens and prompt."""
-        tokenizer = self.encoder.tokenizer
-        single = Template.of(tokenizer, 1)
-        return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
+        return text_layouts(self.encoder.tokenizer, self.query_prompt, self.doc_prompt)
 
     def prompted_layouts(self, query_prompt: str, doc_prompt: str, instruction: str) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc with other prompts; for the arguments see the class."""
         check_instruction(instruction, query_prompt, doc_prompt)
-        tokenizer = self.encoder.tokenizer
-        single = Template.of(tokenizer, 1)
-        prompts = (prefix_of(query_prompt, "query", instruction), prefix_of(doc_prompt, "doc", instruction))
-        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in prompts)
-        return query, doc
+        prompts = prefix_of(query_prompt, "query", instruction), prefix_of(doc_prompt, "doc", instruction)
+        return text_layouts(self.encoder.tokenizer, *prompts)
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the vectors, besides weights and tokenizer.
@@ -182,10 +167,6 @@ class DPR(nn.Module):
             return self._encode(batch, self.encoder, self.projection, self.doc_prompt)
         return self._encode(batch, self.doc_encoder, self.doc_projection, self.doc_prompt)
 
-    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
-        """Return 1 for each doc, int64 [docs]."""
-        return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
-
     def _encode(
         self, batch: TokenBatch, encoder: Encoder, projection: nn.Sequential | None, prompt: str
     ) -> TextVectors:
@@ -201,10 +182,6 @@ class DPR(nn.Module):
     def _pool(self, states: Tensor, batch: TokenBatch, prompt: str) -> Tensor:
         skipped = 0 if self.pools_prompt or not prompt else prompt_tokens(self.encoder.tokenizer, prompt)
         return pool(states, batch, self.pooling, skipped=skipped)
-
-    def compared(self, vectors: Tensor) -> Tensor:
-        """Return vectors [texts, dim] ready for comparison: for the cosine, scaled to length 1."""
-        return functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def vectors_after(self, batch: TokenBatch, layers: Sequence[int], docs: bool) -> Tensor:
         """Return the vector of each text after each given layer, before `compared`, float32 [texts, layers, dim].
@@ -247,46 +224,10 @@ class DPR(nn.Module):
                 small.doc_projection = first_numbers(self.doc_encoder, self.doc_projection, dim)
         return small
 
-    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
-        """Score every query with every doc, [queries, docs]."""
-        with torch.autocast(queries.values.device.type, enabled=False):
-            return queries.values @ docs.values.T / self.divisor()
-
-    def scoring_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters that `score_block` reads: the temperature, if it is learned."""
-        return [] if self.log_temperature is None else [self.log_temperature]
-
-    def divisor(self) -> Tensor | float:
-        """Return the temperature, by which similarities are divided."""
-        if self.log_temperature is None:
-            return self.fixed_temperature
-        limited = self.log_temperature.clamp(min=math.log(LEAST_TEMPERATURE))
-        # the gradient ignores the limit; otherwise a temperature below the limit would never change again
-        return (self.log_temperature + (limited - self.log_temperature).detach()).exp()
-
     @property
     def vector_dim(self) -> int:
         """Size of a doc's vector."""
         return self.dim
-
-    def forward(self, batch: RankBatch) -> Tensor:
-        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
-        assert batch.queries is not None and batch.docs is not None
-        docs = self.encode_docs(batch.docs)  # docs are encoded before queries, as in ContrastiveModule
-        return self.score_grid(self.encode_queries(batch.queries), docs, batch.doc_mask)
-
-    def score_grid(self, queries: TextVectors, docs: TextVectors, doc_mask: Tensor) -> Tensor:
-        """Return scores [batch, docs] of each query with the docs of its group, from one vector each.
-
-        Args:
-            queries: Vectors of the queries.
-            docs: Vectors of the docs, in the order of the True cells of `doc_mask`.
-            doc_mask: True for real docs, bool [batch, docs].
-        """
-        owners = doc_mask.nonzero_static(size=docs.num_texts)[:, 0]
-        with torch.autocast(docs.values.device.type, enabled=False):
-            scores = (queries.values.index_select(0, owners) * docs.values).sum(1) / self.divisor()
-        return to_grid(scores, doc_mask)
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
         """Write a folder that sentence-transformers loads, see `ranker.export.sentence_transformers.write`.

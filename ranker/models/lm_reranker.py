@@ -16,7 +16,7 @@ from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_shared_prefix
-from ranker.encoders.lora import has_adapter
+from ranker.encoders.lora_layers import has_adapter
 from ranker.encoders.word_head import WordHead
 from ranker.errors import ConfigError
 from ranker.export import language_model

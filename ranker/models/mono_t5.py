@@ -16,7 +16,7 @@ from ranker.data.template import Template
 from ranker.encoders.decoder_step import DecoderStep
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
-from ranker.encoders.lora import has_adapter
+from ranker.encoders.lora_layers import has_adapter
 from ranker.errors import ConfigError
 from ranker.export import sequence_to_sequence
 from ranker.export._prompt import trained_prompt

@@ -19,7 +19,7 @@ from ranker.export import sparse_encoder
 from ranker.interactions.maxsim import TextVectors
 from ranker.interactions.term_pooling import ACTIVATIONS, POOLINGS, term_weights
 from ranker.models._bi_encoder import check_choice, text_limit
-from ranker.models._prompts import prefix_of, with_prompt
+from ranker.models._prompts import prefix_of, text_layouts
 from ranker.models._terms import TermScorer, counted_tokens, inverse_document_frequencies, token_counts
 from ranker.types import TokenBatch
 
@@ -121,9 +121,7 @@ class SPLADE(TermScorer):
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens and prompt."""
-        tokenizer = self.encoder.tokenizer
-        single = Template.of(tokenizer, 1)
-        return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
+        return text_layouts(self.encoder.tokenizer, self.query_prompt, self.doc_prompt)
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the vectors, besides weights and tokenizer; a hash of all is stored."""

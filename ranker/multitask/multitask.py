@@ -20,7 +20,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.monobert import MonoBERT
-from ranker.multitask.check import read_heads, task_class_of
+from ranker.multitask.heads import read_heads, task_class_of
 from ranker.multitask.options import Head
 from ranker.multitask.rows import MAX_SPANS, AuxiliaryTask, num_classes
 from ranker.multitask.steps import HeadBatch, TaskBatch

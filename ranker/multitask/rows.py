@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ranker.data.collate import TextLimits
 from ranker.data.collection import Candidates, Collection
+from ranker.data.scorer_inputs import TextLimits
 from ranker.errors import ConfigError, DataError
 from ranker.multitask.options import Head, TaskLabels
 from ranker.probing.binning import fit_bins

@@ -13,8 +13,8 @@ import lightning.pytorch as pl
 import numpy as np
 from torch.utils.data import Dataset
 
-from ranker.data.dataset import StepLoader
 from ranker.data.step_plan import StepPlan
+from ranker.data.training_steps import StepLoader
 from ranker.errors import ConfigError
 from ranker.types import Contrast, RankBatch, TrainStep
 

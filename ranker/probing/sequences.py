@@ -7,14 +7,10 @@ not used, for three reasons:
 - `Collator` makes a row for each candidate, but here each different text or pair has one row.
 - All rows of `Collator` have the same layout, but here tasks without queries add single docs to the pairs of a
   cross-encoder.
-
-The token store's `TextEncoder` is not used, because it computes no offsets, and because it changes texts with a literal
-special token, such as `[SEP]`, and thus the positions of characters. All other texts get the same ids here and there.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,64 +22,11 @@ from ranker.data.template import Template
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
 from ranker.probing.examples import Span
+from ranker.probing.offset_texts import OffsetTexts
+from ranker.probing.sequence_rows import PAIR, distinct_rows, text_lengths, truncate, types_of_rows
 from ranker.types import TokenBatch
 
 READS = ("pairs", "texts")
-QUERY, DOC, PAIR = 0, 1, 2  # types of rows: a query alone, a doc alone, a pair
-
-
-class OffsetTexts:
-    """The token ids of texts, with the characters that each token covers.
-
-    Attributes:
-        tokens: Token ids of all texts, int64 [tokens].
-        offsets: First token of each text, int64 [texts + 1].
-        starts: First character of each token in its text, int64 [tokens].
-        ends: One past the last character of each token, int64 [tokens].
-
-    Raises:
-        ConfigError: The tokenizer is not a fast one.
-    """
-
-    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise ConfigError(
-                "encoder tokenizer: expected a fast one, which gives character offsets, got "
-                f"{type(tokenizer).__name__!r}"
-            )
-        backend = copy.deepcopy(backend)  # a copy, so that the caller's tokenizer does not change
-        backend.no_padding()
-        backend.no_truncation()
-        backend.encode_special_tokens = True  # a literal [SEP] in a text is text
-        control = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
-        control -= {tokenizer.unk_token_id}
-        ids, starts, ends, lengths = [], [], [], []
-        for encoding in backend.encode_batch(list(texts), add_special_tokens=False):
-            tokens = [
-                (token, *characters)
-                for token, characters in zip(encoding.ids, encoding.offsets, strict=True)
-                if token not in control
-            ]
-            lengths.append(len(tokens))
-            ids += [token for token, _, _ in tokens]
-            starts += [start for _, start, _ in tokens]
-            ends += [end for _, _, end in tokens]
-        self.tokens = np.array(ids, dtype=np.int64)
-        self.starts, self.ends = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
-        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each text, int64 [texts]."""
-        return np.diff(self.offsets)
-
-    def tokens_of(self, text: int, start: int, end: int) -> tuple[int, int]:
-        """Return the first token, and one past the last, in the characters `start` to `end` (exclusive) of a text."""
-        tokens = slice(self.offsets[text], self.offsets[text + 1])
-        first = int(np.searchsorted(self.ends[tokens], start, side="right"))
-        last = int(np.searchsorted(self.starts[tokens], end, side="left"))
-        return first, max(first, last)
 
 
 @dataclass(frozen=True)
@@ -154,10 +97,10 @@ class Sequences:
         pair_texts = np.array(
             [[text_index[query] if query else -1, text_index[doc]] for query, doc in pairs], dtype=np.int64
         )
-        rows, pair_rows = _distinct_rows(pair_texts, apart=reads == "texts")
-        row_types = _row_types(rows[:, 0], rows[:, 1])
+        rows, pair_rows = distinct_rows(pair_texts, apart=reads == "texts")
+        row_types = types_of_rows(rows[:, 0], rows[:, 1])
         room = np.array([min(positions, layout.max_tokens or positions) - layout.num_special for layout in templates])
-        num_kept = _truncate(_lengths(texts, rows), row_types, room[row_types], max_query_tokens, max_doc_tokens)
+        num_kept = truncate(text_lengths(texts, rows), row_types, room[row_types], max_query_tokens, max_doc_tokens)
         by_template = np.stack([layout.row_lengths(num_kept.sum(axis=1)) for layout in templates])
         lengths = by_template[row_types, np.arange(len(rows))]
         order = np.lexsort((lengths, row_types))  # sorted, so that a batch has one layout and rows of similar length
@@ -219,11 +162,11 @@ class Sequences:
     @property
     def row_types(self) -> np.ndarray:
         """Return the type of each row, QUERY, DOC or PAIR, int64 [rows]."""
-        return _row_types(self.queries, self.docs)
+        return types_of_rows(self.queries, self.docs)
 
     def row_type(self, row: int) -> int:
         """Return the type of a row: QUERY, DOC or PAIR."""
-        return int(_row_types(self.queries[row : row + 1], self.docs[row : row + 1])[0])
+        return int(types_of_rows(self.queries[row : row + 1], self.docs[row : row + 1])[0])
 
     def tokens_of(self, pair: int, span: Span) -> tuple[int, int] | None:
         """Return the start and end (exclusive) of a span on the token axis.
@@ -268,53 +211,3 @@ def span_mask(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
         np.add.at(changes, bounds[..., 0].ravel(), 1)
         np.add.at(changes, bounds[..., 1].ravel(), -1)
     return changes.cumsum()[:-1] > 0
-
-
-def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different rows of some pairs.
-
-    Args:
-        pair_texts: Text of each pair's query and doc, int64 [pairs, 2]; -1: there is none.
-        apart: Whether query and doc have separate rows.
-
-    Returns:
-        Query and doc of each row, int64 [rows, 2]; and the row of each pair's query and doc, int64 [pairs, 2].
-    """
-    if not apart:
-        rows, inverse = np.unique(pair_texts, axis=0, return_inverse=True)
-        return rows, np.stack([inverse.ravel(), inverse.ravel()], axis=1)
-    # a text that is a query in one pair and a doc in another pair has two rows, which are truncated differently
-    none = np.full(len(pair_texts), -1)
-    sides = np.concatenate([np.stack([pair_texts[:, 0], none], 1), np.stack([none, pair_texts[:, 1]], 1)])
-    real = sides.max(axis=1) >= 0
-    rows, inverse = np.unique(sides[real], axis=0, return_inverse=True)
-    row_of_side = np.full(len(sides), -1)
-    row_of_side[real] = inverse.ravel()
-    return rows, row_of_side.reshape(2, -1).T
-
-
-def _truncate(
-    lengths: np.ndarray, row_types: np.ndarray, room: np.ndarray, max_query_tokens: int, max_doc_tokens: int
-) -> np.ndarray:
-    """Return the numbers of query and doc tokens after truncation, int64 [rows, 2]. A pair keeps a doc token or more.
-
-    Args:
-        lengths: Numbers of query and doc tokens before truncation, int64 [rows, 2].
-        row_types: QUERY, DOC or PAIR, int64 [rows].
-        room: Maximum number of tokens in each row besides special tokens, int64 [rows].
-        max_query_tokens: Maximum tokens of a query.
-        max_doc_tokens: Maximum tokens of a doc.
-    """
-    queries = np.minimum(lengths[:, 0], max_query_tokens)
-    queries = np.minimum(queries, np.where(row_types == PAIR, room - 1, room))
-    docs = np.minimum(np.minimum(lengths[:, 1], max_doc_tokens), room - queries)
-    return np.stack([queries, docs], axis=1).astype(np.int64)
-
-
-def _row_types(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
-    return np.where(queries < 0, DOC, np.where(docs < 0, QUERY, PAIR))
-
-
-def _lengths(texts: OffsetTexts, rows: np.ndarray) -> np.ndarray:
-    """Return the numbers of tokens of each row's query and doc, int64 [rows, 2]; 0 if the row has no such text."""
-    return np.where(rows >= 0, texts.lengths[np.maximum(rows, 0)], 0)

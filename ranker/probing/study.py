@@ -9,27 +9,25 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ranker.errors import ConfigError, DataError
+from ranker.errors import ConfigError
 from ranker.probing.blocks import BlockStore
 from ranker.probing.code_length import portion_ends
 from ranker.probing.coding_jobs import Job
 from ranker.probing.controls import MAIN
-from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
+from ranker.probing.examples import PairSample, ProbeTask
 from ranker.probing.jobs import KeyedStates, make_jobs
-from ranker.probing.label_store import ProbeData, build_data, labelled_examples, span_array, span_tokens
+from ranker.probing.label_store import ProbeData, span_array
 from ranker.probing.measuring import prior_result, result_of
 from ranker.probing.online_code import OnlineCoder
 from ranker.probing.options import StudyOptions
-from ranker.probing.pairs import assign_parts, source_assigns_parts
+from ranker.probing.pair_sets import PairSet, pair_sets, warnings_of
 from ranker.probing.results import Result, Results, TaskRecord
 from ranker.probing.sequences import Sequences, span_mask
-from ranker.probing.spacy_model import forget
 from ranker.probing.state_cache import StateCache
 from ranker.probing.state_readers import RandomEmbeddings
 from ranker.probing.subject import Subject
@@ -41,29 +39,6 @@ log = logging.getLogger(__name__)
 LOG_SECONDS = 20
 
 SubjectJob = tuple[Job, Subject, dict[str, ProbeData]]  # a job, its subject, and its tasks by name
-
-
-@dataclass
-class PairSet:
-    """A set of pairs whose states are computed together.
-
-    Attributes:
-        texts: (query, doc) texts of each pair.
-        tasks: The tasks on these pairs. Each comes with its examples and with the split (train, val or test) of each
-            example.
-        sequences: Token sequences of each encoder ("subject").
-        data: Targets of each task.
-    """
-
-    texts: list[tuple[str, str]]
-    tasks: list[tuple[ProbeTask, list[ProbeExample], list[str]]] = field(default_factory=list)
-    sequences: list[Sequences] = field(default_factory=list)
-    data: list[ProbeData] = field(default_factory=list)
-
-    @property
-    def pair_index(self) -> dict[tuple[str, str], int]:
-        """Return the index of each pair of texts."""
-        return {pair: i for i, pair in enumerate(self.texts)}
 
 
 class Study:
@@ -126,14 +101,10 @@ class Study:
             DataError: No task can be probed, or the targets of a task cannot be coded.
         """
         if not self._sets:
-            self._sets = self._pair_sets()
+            self._sets, missing = pair_sets(self.tasks, self.sample, self.options, self.cache_dir)
             for pair_set in self._sets:
-                pair_set.sequences = [self._sequences(subject, pair_set) for subject in self.subjects]
-                pair_index = pair_set.pair_index
-                for task, examples, parts in pair_set.tasks:
-                    spans = [span_tokens(examples, sequences, pair_index) for sequences in pair_set.sequences]
-                    pair_set.data.append(build_data(task, examples, parts, spans))
-            self._warn()
+                pair_set.build(self.subjects, self.options)
+            self.warnings += [*missing, *warnings_of([data for pair_set in self._sets for data in pair_set.data])]
         data = {task_data.task.name: task_data for pair_set in self._sets for task_data in pair_set.data}
         self.queries = {
             name: {example.query for example in task_data.examples if example.query} for name, task_data in data.items()
@@ -177,85 +148,6 @@ class Study:
         models = {subject.name: i for i, subject in enumerate(self.subjects)}
         results.sort(key=lambda r: (models[r.model], tasks[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
         return Results(results, records, self.options.units)
-
-    # data
-    # ----------------------------------------------------------------------------------------------------------
-
-    def _pair_sets(self) -> list[PairSet]:
-        """Return one set for all tasks on the shared pairs, and one set for each other task."""
-        shared = PairSet([(query, doc) for _, _, query, doc in self.sample.texts()])
-        known = set(shared.texts)
-        sets = [shared]
-        for task in self.tasks:
-            try:
-                examples = labelled_examples(task, self.sample, self.cache_dir)
-            except TaskUnavailable as error:
-                if not self.options.skip_unavailable:
-                    raise
-                self.warnings.append(f"{task.name} was left out: {error}")
-                log.warning("%s is left out: %s", task.name, error)
-                continue
-            parts = assign_parts(
-                examples, self.sample, self.options.group_by, self.options.val_fraction, self.options.test_fraction
-            )
-            texts = dict.fromkeys((example.query, example.doc) for example in examples)
-            if texts.keys() <= known:
-                shared.tasks.append((task, examples, parts))
-            else:
-                sets.append(PairSet(list(texts), [(task, examples, parts)]))
-        forget()
-        if not any(pair_set.tasks for pair_set in sets):
-            raise DataError(
-                "probe: expected at least one task whose labels can be computed, got none; see the warnings above"
-            )
-        return [pair_set for pair_set in sets if pair_set.tasks]
-
-    def _sequences(self, subject: Subject, pair_set: PairSet) -> Sequences:
-        return Sequences.of(
-            pair_set.texts,
-            subject.encoder.tokenizer,
-            subject.reads,
-            subject.encoder.max_tokens,
-            self.options.max_query_tokens,
-            self.options.max_doc_tokens,
-            subject.layouts,
-        )
-
-    def _warn(self) -> None:
-        """Warn of truncated targets, of classes without training targets, and of texts in both train and test."""
-        data = [task_data for pair_set in self._sets for task_data in pair_set.data]
-        records = {task_data.task.name: task_data.record() for task_data in data}
-        for name, record in records.items():
-            if record["cut_targets"]:
-                total = sum(map(sum, record["class_counts"].values())) + record["cut_targets"]
-                self.warnings.append(
-                    f"{name}: {record['cut_targets']} of {total} targets are left out, since truncation cuts them off"
-                )
-            empty = record["class_counts"]["train"].count(0)
-            if empty:
-                self.warnings.append(
-                    f"{name}: {empty} of the {len(record['classes'])} classes have no training target; the cost of the "
-                    f"first block, log2 {len(record['classes'])} bits per target, still counts them"
-                )
-        fixed = {task_data.task.name for task_data in data if source_assigns_parts(task_data.examples)}
-        for side, threshold in (("doc", 0.1), ("query", 0.0)):
-            shares = {name: record[f"test_pairs_with_a_training_{side}"] for name, record in records.items()}
-            for is_fixed, remedy in (
-                (False, f"group_by={side} avoids it"),
-                (True, "the task's source assigns the parts, group_by does not change them"),
-            ):
-                shared = [
-                    f"{name} {share:.0%}"
-                    for name, share in shares.items()
-                    if share > threshold and (name in fixed) == is_fixed
-                ]
-                if shared:
-                    self.warnings.append(
-                        f"test pairs whose {side} also occurs in a training pair: {', '.join(shared)} ({remedy})"
-                    )
-
-    # probing
-    # ----------------------------------------------------------------------------------------------------------
 
     def layers_of(self, subject: Subject) -> list[int]:
         """Return the layers of a subject to probe.

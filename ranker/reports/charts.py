@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from ranker.evaluation.pictures import running_mean
+from ranker.evaluation.learning_curves import running_mean
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 40
@@ -217,7 +217,7 @@ def training(curves: Mapping[str, Points], monitor: str | None) -> list[Chart]:
     """Draw the curves of a training: the loss and the validation measures.
 
     Args:
-        curves: The result of `ranker.evaluation.pictures.read_curves`.
+        curves: The result of `ranker.evaluation.learning_curves.read_curves`.
         monitor: Name of the monitored value, whose best point is marked.
     """
     charts = []

@@ -28,7 +28,8 @@ from ranker.files.folders import write_folder
 from ranker.interactions.maxsim import TextVectors
 from ranker.models.interface import BiEncoder, Scorer, is_bi_encoder, scoring_options
 from ranker.retrieval.impact_store import write_impacts
-from ranker.retrieval.vector_store import LOG_SECONDS, Description, ShardWriter, shard_folder
+from ranker.retrieval.vector_folder import LOG_SECONDS, Description, shard_folder
+from ranker.retrieval.vector_store import ShardWriter
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)

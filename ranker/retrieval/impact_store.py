@@ -22,7 +22,7 @@ from scipy import sparse
 
 from ranker.errors import DataError
 from ranker.files.checksums import REBUILD
-from ranker.retrieval.vector_store import Description, complete_shards, read_description
+from ranker.retrieval.vector_folder import Description, complete_shards, read_description
 
 
 def write_impacts(folder: Path, description: Description, first: int, ids: np.ndarray, rows: Any) -> None:

@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ranker.errors import CheckpointError, ConfigError, DataError
-from ranker.files.checksums import checksum, verify
-from ranker.files.writing import write_whole
+from ranker.retrieval.index_files import index_meta, index_path, read_index, write_index
+from ranker.retrieval.index_gpus import GPU_MAX, to_gpus
+from ranker.retrieval.index_type import FEW_PER_LIST, IndexType
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
-
-Number = TypeVar("Number", bound=float | None)
-TRAINED_PER_LIST = 64  # training vectors per centroid of k-means
-FEW_PER_LIST = 39  # faiss warns if there are fewer training vectors per centroid
-# limits on a GPU (faiss's wiki, "Faiss on the GPU"): maximum of vectors fetched and of lists probed; allowed sizes of a
-# compressed vector in bytes
-GPU_MAX = 2048
-GPU_SUBVECTORS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
-
-
-class IndexType(Protocol):
-    """A type of index with its options: conf/index/*.yaml.
-
-    Attributes:
-        exact: Whether the query is compared with every vector.
-        rescore: Number of vectors that are fetched for the exact comparison, as a multiple of the requested number.
-        gpu: Whether to search on all GPUs; None: yes if faiss sees one.
-    """
-
-    exact: bool
-    rescore: int
-    gpu: bool | None
-
-    def make(self, dim: int, num_vectors: int) -> Any:
-        """Return an empty faiss index for inner products of vectors [num_vectors, dim]."""
-        ...
-
-    def train_vectors(self, num_vectors: int) -> int:
-        """Return the number of vectors that the index is trained on; 0: it needs no training."""
-        ...
-
-
-def require(key: str, value: Number) -> Number:
-    """Return a value that is None or at least 1.
-
-    Raises:
-        ConfigError: The value is below 1.
-    """
-    if value is not None and value < 1:
-        raise ConfigError(f"{key}: expected at least 1, got {value}")
-    return value
-
-
-def num_lists(lists: int | None, num_vectors: int) -> int:
-    """Return the number of inverted lists, at most `num_vectors`.
-
-    Args:
-        lists: The configured number; None: 4 times the square root of `num_vectors`, but at least `FEW_PER_LIST`
-            vectors per list.
-        num_vectors: Number of vectors.
-    """
-    default = max(1, min(int(4 * num_vectors**0.5), num_vectors // FEW_PER_LIST))
-    return min(lists or default, max(1, num_vectors))
 
 
 class VectorIndex:
@@ -103,24 +48,24 @@ class VectorIndex:
         """
         faiss = _faiss()
         dim, num_vectors = store.description.dim, store.num_vectors
-        path = store.folder / f"index-{type(index_type).__name__.lower()}-{_digest(index_type)}.faiss"
+        path = index_path(index_type, store)
         if path.is_file() and path.with_suffix(".json").is_file():
-            index = _read(faiss, path, _meta(index_type, store))
+            index = read_index(faiss, path, index_meta(index_type, store))
             if index.ntotal != num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
                 raise CheckpointError(
                     f"{path}: expected an index of {num_vectors} vectors of {dim}; delete it, it is built anew"
                 )
             apply_search_options(index_type, index, num_vectors)
-            index, to_memory = _to_gpus(faiss, index, index_type.gpu)
+            index, to_memory = to_gpus(faiss, index, index_type.gpu)
             return cls(index, index_type, path.stat().st_size, to_memory)
         empty = index_type.make(dim, max(1, num_vectors))
         assert empty.metric_type == faiss.METRIC_INNER_PRODUCT
         lists = getattr(empty, "nlist", 1)
-        index, to_memory = _to_gpus(faiss, empty, index_type.gpu)
+        index, to_memory = to_gpus(faiss, empty, index_type.gpu)
         _fill(index, lists, index_type, store)
         if index_type.exact:  # not stored: it is a copy of the vectors
             return cls(index, index_type, num_vectors * dim * 4, to_memory)
-        _write(faiss, to_memory() if to_memory else index, path, _meta(index_type, store))
+        write_index(faiss, to_memory() if to_memory else index, path, index_meta(index_type, store))
         return cls(index, index_type, path.stat().st_size, to_memory)
 
     @property
@@ -227,44 +172,6 @@ def refuse_not_finite(store: VectorStore, vectors: np.ndarray, first: int) -> No
         )
 
 
-def _meta(index_type: IndexType, store: VectorStore) -> dict[str, Any]:
-    """Return what a stored index depends on: its vectors and its options."""
-    return {
-        "vectors": store.description.digest,
-        "num_vectors": store.num_vectors,
-        "metric": "inner product",
-        "kind": repr(_settings(index_type)),
-    }
-
-
-def _write(faiss: Any, index: Any, path: Path, meta: dict[str, Any]) -> None:
-    """Write an index, and beside it a JSON file with `meta` and the checksum of the index."""
-    with write_whole(path, binary=True) as file:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-    with write_whole(path.with_suffix(".json")) as file:
-        file.write(json.dumps({**meta, "file": checksum(path)}) + "\n")
-
-
-def _read(faiss: Any, path: Path, meta: dict[str, Any]) -> Any:
-    """Read an index if its JSON file agrees with `meta`; an index of an earlier version has no checksum."""
-    fix = f"delete {path}, it is built anew"
-    try:
-        stored_meta = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        stored_checksum = stored_meta.pop("file", None)
-    except (OSError, ValueError, AttributeError) as error:
-        raise DataError(f"{path.with_suffix('.json')}: expected a readable file, got {error}; {fix}") from error
-    if stored_meta != meta:
-        raise CheckpointError(f"{path}: expected an index of {meta}, got one of {stored_meta}; {fix}")
-    if stored_checksum is not None:
-        verify(path.parent, {path.name: stored_checksum}, f"the file is damaged; {fix}")
-    try:
-        return faiss.read_index(str(path))
-    except RuntimeError as error:
-        raise DataError(
-            f"{path}: expected an index that faiss can read, got {' '.join(str(error).split())[:200]}; {fix}"
-        ) from error
-
-
 def _faiss() -> Any:
     try:
         import faiss
@@ -273,56 +180,3 @@ def _faiss() -> Any:
             "index: expected faiss, got no such package; install it with: pip install -e '.[cpu]' (or '.[gpu]')"
         ) from error
     return faiss
-
-
-def _to_gpus(faiss: Any, index: Any, gpu: bool | None) -> tuple[Any, Callable[[], Any] | None]:
-    """Move an index to all GPUs if `gpu` is true, or if it is None and faiss can do it.
-
-    Returns:
-        The index, and, if it moved, a function that copies it to main memory.
-
-    Raises:
-        ConfigError: `gpu` is true, and faiss has no GPU or the index exceeds a GPU's limits.
-    """
-    count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
-    if gpu and not count:
-        raise ConfigError(
-            "index.gpu: expected a GPU that faiss sees, got none; install faiss-gpu-cu12, or set index.gpu=null"
-        )
-    if not count or gpu is False:
-        return index, None
-    excess = _gpu_excess(index)
-    if excess and gpu:
-        raise ConfigError(
-            f"index.gpu: expected an index that fits a GPU, got {excess}; change that, or set index.gpu=null"
-        )
-    if excess:
-        log.info("index: stays on the CPU, since it has %s", excess)
-        return index, None
-    options = faiss.GpuMultipleClonerOptions()
-    # half precision for lookup tables only: for more than 48 subvectors they are too large in float32
-    options.useFloat16 = hasattr(index, "pq")
-    moved = faiss.index_cpu_to_all_gpus(index, co=options)
-    return moved, lambda: faiss.index_gpu_to_cpu(moved)
-
-
-def _gpu_excess(index: Any) -> str:
-    """Return the option of an index that exceeds a GPU's limits; empty if none does."""
-    if getattr(index, "nprobe", 0) > GPU_MAX:
-        return f"more than {GPU_MAX} index.probes ({index.nprobe})"
-    pq = getattr(index, "pq", None)
-    if pq is not None and pq.nbits != 8:
-        return f"fewer than 256 vectors ({pq.nbits} bits a code)"
-    if pq is not None and pq.M not in GPU_SUBVECTORS:
-        return f"{pq.M} index.subvectors, which are none of {', '.join(map(str, GPU_SUBVECTORS))}"
-    return ""
-
-
-def _settings(index_type: IndexType) -> dict[str, Any]:
-    """Return the options that determine the stored index; search options may change later."""
-    search_options = ("gpu", "probes", "rescore", "search_depth")
-    return {key: value for key, value in sorted(vars(index_type).items()) if key not in search_options}
-
-
-def _digest(index_type: IndexType) -> str:
-    return hashlib.blake2b(json.dumps(_settings(index_type), sort_keys=True).encode(), digest_size=5).hexdigest()

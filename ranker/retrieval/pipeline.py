@@ -20,7 +20,7 @@ from ranker.retrieval.encode import Device, describe, encode_docs
 from ranker.retrieval.mining import Mining, mine
 from ranker.retrieval.search import Engine, latencies
 from ranker.retrieval.sparse_search import Reranking, SparseEngine
-from ranker.retrieval.vector_store import claim
+from ranker.retrieval.vector_folder import claim
 from ranker.types import Run
 
 log = logging.getLogger(__name__)

@@ -65,7 +65,7 @@ class RerankerModel:
         texts = (dict.fromkeys(column) for column in zip(*pairs, strict=True))
         rows = [{text: row for row, text in enumerate(column)} for column in texts]
         queries, docs = ({str(row): text for text, row in part.items()} for part in rows)
-        collator = self._reranker.collator(queries, docs)
+        collator = self._reranker.texts.collator(queries, docs)
         query_rows = np.array([rows[0][query] for query, _ in pairs], dtype=np.int64)
         doc_rows = np.array([rows[1][doc] for _, doc in pairs], dtype=np.int64)
         query_lengths = collator.query_lengths(query_rows)

@@ -1,12 +1,13 @@
-"""Load the weights of a training checkpoint into a module."""
+"""The weights of a training checkpoint: load them into a module; leave out those to which adapters were added."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from ranker.encoders.lora import base_fingerprint, base_names
+from ranker.encoders.lora_base import base_fingerprint, base_names
 from ranker.errors import CheckpointError
 from ranker.training.checkpoint_files import read_checkpoint
 
@@ -51,3 +52,28 @@ def load_checkpoint(module: nn.Module, path: Path, prefix: str = "") -> None:
                 f"{path}: weight {key}: expected {want}, got {got}; the configuration differs from the checkpoint's"
             )
     module.load_state_dict(weights)
+
+
+def leave_out_base(module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Remove the frozen weights to which adapters were added from the `checkpoint` of a module."""
+    base = base_names(module)
+    if base:
+        checkpoint["base"] = base_fingerprint(module)
+        checkpoint["state_dict"] = {name: value for name, value in checkpoint["state_dict"].items() if name not in base}
+
+
+def add_base(module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Add the weights that `leave_out_base` left out to a `checkpoint`; the module has them, from `encoder.name`.
+
+    Raises:
+        CheckpointError: The checkpoint's adapters were trained on other weights than those of `encoder.name`.
+    """
+    if checkpoint.get("base", "") != base_fingerprint(module):
+        raise CheckpointError(
+            "checkpoint: expected adapters for the weights of encoder.name, got adapters for other weights; the "
+            "folder that encoder.name names has changed"
+        )
+    base = base_names(module)
+    if base:
+        weights = module.state_dict()
+        checkpoint["state_dict"] |= {name: weights[name] for name in base}

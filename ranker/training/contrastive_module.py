@@ -6,7 +6,6 @@ budget.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import torch
@@ -17,18 +16,14 @@ from torch.nn.functional import pad
 from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim import TextVectors, blocks
 from ranker.models.interface import BiEncoder
-from ranker.training.contrastive_parts import Direction, Gradients, Penalties
+from ranker.training.contrastive_parts import Gradients, Penalties
 from ranker.training.options import NonFiniteOptions, Optimization
 from ranker.training.rerank_module import RerankModule
+from ranker.training.score_matrix import loss_of_matrix, trained_parameters
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
-
-log = logging.getLogger(__name__)
 
 # Query and doc vectors, padding included, that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS values take 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
-# Upper bound of the [queries, docs, docs] values of a pairwise loss, 64 MiB in float32. The loss gets as many queries
-# at a time as fit into it.
-BLOCK_PAIRS = 2**24
 
 
 class ContrastiveModule(RerankModule):
@@ -126,9 +121,6 @@ class ContrastiveModule(RerankModule):
         docs = self.scorer.encode_docs(batch.docs)
         return self.scorer.encode_queries(batch.queries), docs
 
-    def _loss_parameters(self) -> list[nn.Parameter]:
-        return [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []
-
     def _encode_step(
         self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]
     ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
@@ -186,7 +178,7 @@ class ContrastiveModule(RerankModule):
             mine: Indices of this device's queries in the step, ascending, int64 [queries of this device].
             step: The step.
         """
-        assert step.contrast is not None
+        assert step.contrast is not None and self.loss is not None
         scores = queries.values.new_zeros(step.num_groups, step.num_docs)
         with torch.no_grad():
             for _, pairs in self._blocks(queries, docs, mine, step.contrast):
@@ -194,68 +186,12 @@ class ContrastiveModule(RerankModule):
                     scores[query_rows.unsqueeze(1), doc_rows] = self.scorer.score_block(
                         queries.take(query_rows), docs.take(doc_rows)
                     )
-        total, grad_scores, by_loss_parameters = self._loss_of_scores(scores, step.contrast, mine)
+        total, grad_scores, by_loss_parameters = loss_of_matrix(self.loss, scores, step.contrast, mine, self.symmetric)
         by_queries, by_docs, by_scoring_parameters = self._backward_through_scores(
             queries, docs, mine, grad_scores, step.contrast
         )
-        of_loss = list(zip(self._loss_parameters(), by_loss_parameters, strict=True))
+        of_loss = list(zip(trained_parameters(self.loss), by_loss_parameters, strict=True))
         return Gradients(total, by_queries, by_docs, [*of_loss, *by_scoring_parameters])
-
-    def _loss_of_scores(
-        self, scores: Tensor, contrast: Contrast, mine: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return this device's part of the loss (a scalar), and its gradients for scores [groups, docs] and parameters.
-
-        A query's own docs have their labels; docs of other queries have label 0. The loss is a mean over rankings, that
-        is, rows of the score matrix. It is computed for blocks of rows; each block is weighted by its share of the rows
-        of the step.
-
-        Args:
-            scores: [groups, docs]; only the scores that this device's rankings use are filled in.
-            contrast: Labels and masks of the step.
-            mine: This device's queries. The device computes their rankings and those of their positive docs. None: all.
-        """
-        assert self.loss is not None
-        if scores.shape[1] == 1:
-            log.warning(
-                "in-batch negatives: a step with one doc has no negatives, so nothing is learnt; "
-                "raise batch.queries or batch.docs"
-            )
-        groups, parameters = torch.arange(len(scores), device=scores.device), self._loss_parameters()
-        loss, grad_scores, grad_loss_parameters = (
-            scores.new_zeros(()),
-            torch.zeros_like(scores),
-            [torch.zeros_like(p) for p in parameters],
-        )
-        mine = groups if mine is None else mine
-        directions = [
-            Direction(mine, len(groups), groups, contrast.owners, contrast.labels, scores, grad_scores, contrast.mask)
-        ]
-        positive = contrast.positive.nonzero().squeeze(1) if self.symmetric else groups[:0]
-        if len(positive):
-            ones = torch.ones_like(groups, dtype=scores.dtype)
-            anchors = positive[torch.isin(contrast.owners[positive], mine)]
-            directions.append(
-                Direction(
-                    anchors, len(positive), contrast.owners, groups, ones, scores.T, grad_scores.T, contrast.mask.T
-                )
-            )
-        for direction in directions:
-            pairwise = getattr(self.loss, "pairwise", True)
-            block = max(1, BLOCK_PAIRS // direction.scores.shape[1] ** 2) if pairwise else len(direction.anchors)
-            for rows in direction.anchors.split(max(1, block)) if len(direction.anchors) else ():
-                same_group = direction.anchor_groups[rows].unsqueeze(1) == direction.candidate_groups
-                labels = torch.where(same_group, direction.labels.to(scores.dtype), 0.0)
-                block_scores = direction.scores[rows].requires_grad_(True)
-                with torch.enable_grad():
-                    part = self.loss(block_scores, labels, direction.mask[rows])
-                    part = part * (len(rows) / direction.num_anchors / len(directions))
-                    by_scores, *by_parameters = torch.autograd.grad(part, [block_scores, *parameters])
-                loss += part.detach()
-                direction.gradients[rows] += by_scores
-                for total, gradient in zip(grad_loss_parameters, by_parameters, strict=True):
-                    total += gradient
-        return loss, grad_scores, grad_loss_parameters
 
     def _backward_through_scores(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor, contrast: Contrast

@@ -1,4 +1,4 @@
-"""Named tuples of contrastive training: gradients, penalties, and a direction of the loss."""
+"""Named tuples of contrastive training: gradients, and penalties on vectors."""
 
 from __future__ import annotations
 
@@ -35,27 +35,3 @@ class Penalties(NamedTuple):
     value: Tensor
     by_queries: Tensor
     by_docs: Tensor
-
-
-class Direction(NamedTuple):
-    """One of the two directions of the loss: queries rank docs, or positive docs rank queries.
-
-    Attributes:
-        anchors: Indices of the rows of `scores` whose rankings this device computes, int64 [anchors].
-        num_anchors: Number of anchors on all devices.
-        anchor_groups: Group of each row, int64 [rows].
-        candidate_groups: Group of each column, int64 [columns].
-        labels: Label of each column in rows of its own group, [columns]; in other rows the label is 0.
-        scores: Scores; a row ranks the columns, [rows, columns].
-        gradients: Gradient of the loss with respect to `scores`, [rows, columns]. Gradients are added to it in place.
-        mask: True where a column is a candidate of a row, bool [rows, columns].
-    """
-
-    anchors: Tensor
-    num_anchors: int
-    anchor_groups: Tensor
-    candidate_groups: Tensor
-    labels: Tensor
-    scores: Tensor
-    gradients: Tensor
-    mask: Tensor

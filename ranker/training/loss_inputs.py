@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ranker.encoders.lora import adapters_off
+from ranker.encoders.lora_layers import adapters_off
 from ranker.errors import ConfigError
 from ranker.types import Loss, RankBatch
 

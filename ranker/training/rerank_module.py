@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from ranker.data.dataset import ScoreBatch
 from ranker.encoders.encoder import Encoder
-from ranker.encoders.lora import base_fingerprint, base_names
-from ranker.errors import CheckpointError
-from ranker.evaluation.measure_names import parse_measures
-from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
+from ranker.training.checkpoint_weights import add_base, leave_out_base
 from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
 from ranker.training.nonfinite import PendingStep, report
+from ranker.training.optimizer import new_optimizer, new_scheduler, set_learning_rate
 from ranker.training.options import NonFiniteOptions, Optimization
 from ranker.training.set_losses import SetLosses
 from ranker.training.sharding import is_sharded, shard, whole_tensor
-from ranker.training.validation import measured_sets
+from ranker.training.validation import ValidatedModule
 from ranker.types import Loss, RankBatch, TrainStep
 
-log = logging.getLogger(__name__)
 
-
-class RerankModule(pl.LightningModule):
+class RerankModule(ValidatedModule):
     """Train a scorer, one optimizer step per `TrainStep`.
-
-    At each validation, the scorer ranks the candidates of each validation set, and the measures of the rankings are
-    logged.
 
     A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups. Gradients are summed
     over micro-batches and devices. The number of devices and the memory budget therefore change only the rounding.
@@ -59,9 +49,9 @@ class RerankModule(pl.LightningModule):
         optimization: Optimization | None = None,
         nonfinite: NonFiniteOptions | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(scorer, measures)
         self.automatic_optimization = False
-        self.scorer, self.measures, self.loss = scorer, measures, loss
+        self.loss = loss
         self.optimization = optimization or Optimization()
         self.nonfinite = nonfinite or NonFiniteOptions()
         self.seed = self.optimization.seed
@@ -74,10 +64,6 @@ class RerankModule(pl.LightningModule):
         if self._has_reference:
             check_reference(scorer)  # type: ignore[arg-type]
         self._pending: PendingStep | None = None
-        self._collectors: dict[int, ScoreCollector] = {}  # key: index of the validation set
-
-    # training
-    # ----------------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
         """Shard the weights over the devices if the strategy shards them. Lightning calls this before each stage."""
@@ -89,19 +75,9 @@ class RerankModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer, with groups for weight decay, and the schedule over optimizer steps."""
-        options = self.optimization
-        for parameter in self.parameters():
-            # on a CPU, torch's fused kernels read weights, gradients and moments as blocks of memory without gaps
-            if parameter.requires_grad and not parameter.is_contiguous():
-                parameter.data = parameter.data.contiguous()
-        decayed = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
-        others = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        assert options.optimizer is not None and options.schedule is not None
-        optimizer = options.optimizer([group for group in groups if group["params"]])
-        total = options.total_steps or int(self.trainer.estimated_stepping_batches)
-        schedule = options.schedule
-        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
+        optimizer = new_optimizer(self, self.optimization)
+        total = self.optimization.total_steps or int(self.trainer.estimated_stepping_batches)
+        return [optimizer], [new_scheduler(optimizer, self.optimization, total)]
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
         """Make one optimizer step: process this device's micro-batches, sum and clip the gradients, update weights."""
@@ -155,29 +131,10 @@ class RerankModule(pl.LightningModule):
         return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def on_train_start(self) -> None:
-        """Set the next step's learning rate from this run's schedule.
-
-        The checkpoint has the learning rate of the run that wrote it. That run may have another number of steps.
-        """
+        """Set the next step's learning rate from this run's schedule."""
         if self.refresh is not None:
             self.refresh.start(self)
-        scheduler: Any = self.lr_schedulers()
-        if self.trainer.is_global_zero and not any(scheduler.base_lrs):
-            log.warning("optim.lr: 0, so the training changes no weight")
-        groups = scheduler.optimizer.param_groups
-        stored = [float(group["lr"]) for group in groups]
-        for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
-            group["lr"] = base * factor(scheduler.last_epoch)
-        if self.trainer.is_global_zero and any(
-            float(group["lr"]) != before for group, before in zip(groups, stored, strict=True)
-        ):
-            log.warning(
-                "training: the learning rate of step %d is %g, but %g in the checkpoint: the earlier run had another "
-                "schedule or another number of steps",
-                scheduler.last_epoch + 1,
-                groups[0]["lr"],
-                stored[0],
-            )
+        set_learning_rate(self.lr_schedulers(), warn=self.trainer.is_global_zero)
 
     def on_train_end(self) -> None:
         """Check that the last step was finite, and let the encoders draw dropout seeds at random again."""
@@ -203,12 +160,7 @@ class RerankModule(pl.LightningModule):
             checkpoint["refresh"] = self.refresh.state_dict()
         if isinstance(self.loss, SetLosses):
             checkpoint["set_groups"] = self.loss.groups
-        base = base_names(self)
-        if base:
-            checkpoint["base"] = base_fingerprint(self)
-            checkpoint["state_dict"] = {
-                name: value for name, value in checkpoint["state_dict"].items() if name not in base
-            }
+        leave_out_base(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the number of skipped steps, the number of groups of each set, and the round of negatives.
@@ -223,15 +175,7 @@ class RerankModule(pl.LightningModule):
             self.refresh.load_state_dict(checkpoint["refresh"], self)
         if isinstance(self.loss, SetLosses) and "set_groups" in checkpoint:
             self.loss.groups = list(checkpoint["set_groups"])
-        if checkpoint.get("base", "") != base_fingerprint(self):
-            raise CheckpointError(
-                "checkpoint: expected adapters for the weights of encoder.name, got adapters for other weights; the "
-                "folder that encoder.name names has changed"
-            )
-        base = base_names(self)
-        if base:
-            weights = self.state_dict()
-            checkpoint["state_dict"] |= {name: weights[name] for name in base}
+        add_base(self, checkpoint)
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Run forward and backward over this device's micro-batches; return their part of the step's loss, float64."""
@@ -338,29 +282,3 @@ class RerankModule(pl.LightningModule):
     def _is_finite(self, summary: Tensor) -> bool:
         """Return whether a step's loss and gradient norm (on the host) are finite."""
         return bool(torch.isfinite(summary).all())
-
-    # validation
-    # ----------------------------------------------------------------------------------------------------
-
-    def validation_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of candidates of a validation set."""
-        self._collectors.setdefault(dataloader_idx, ScoreCollector()).add(batch, self.scorer(batch.batch))
-
-    def on_validation_epoch_end(self) -> None:
-        """Gather each validation set's scores from all devices, and log their measures, equal on every device.
-
-        Measures are logged as `val/MEASURE` for a single set. For a mix, they are logged as `val/SET/MEASURE` for each
-        set, and their mean over the sets as `val/MEASURE`.
-        """
-        if self.trainer.sanity_checking:
-            self._collectors.clear()
-            return
-        shown = str(parse_measures(self.measures)[0])
-        devices = Devices(self.device, self.trainer.global_rank, self.trainer.world_size)
-        for key, value in measured_sets(self.trainer, devices, self.measures, self._collectors).items():
-            self.log(key, value, prog_bar=key == f"val/{shown}", sync_dist=False)
-
-    def on_validation_end(self) -> None:
-        """Free gathered weights if the strategy shards them."""
-        if is_sharded(self.trainer.strategy):
-            self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ranker.data.collate import pair_layout
+from ranker.data.scorer_inputs import pair_layout
 from ranker.data.template import Affixes, Template
 from ranker.errors import ConfigError
 from ranker.models.interface import Scorer

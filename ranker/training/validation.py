@@ -1,4 +1,4 @@
-"""Compute the measures of each validation set during a training."""
+"""Validate a scorer during its training: rank the candidates of each validation set, and measure the rankings."""
 
 from __future__ import annotations
 
@@ -7,15 +7,56 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import lightning.pytorch as pl
+
 from ranker.data.collection import Collection
-from ranker.data.dataset import ScoreBatches
 from ranker.data.ranking import are_equal
+from ranker.data.score_batches import ScoreBatch, ScoreBatches
 from ranker.evaluation.measure_names import parse_measures, with_relevance
 from ranker.evaluation.metrics import evaluate
 from ranker.evaluation.scoring import Devices, ScoreCollector
+from ranker.models.interface import Scorer
+from ranker.training.sharding import is_sharded
 from ranker.types import Run
 
 log = logging.getLogger(__name__)
+
+
+class ValidatedModule(pl.LightningModule):
+    """Validate a scorer: it ranks the candidates of each validation set, and the rankings' measures are logged.
+
+    Args:
+        scorer: Scores [batch, docs].
+        measures: Names of measures (ir-measures), computed at every validation.
+    """
+
+    def __init__(self, scorer: Scorer, measures: list[str]) -> None:
+        super().__init__()
+        self.scorer, self.measures = scorer, measures
+        self._collectors: dict[int, ScoreCollector] = {}  # key: index of the validation set
+
+    def validation_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Score a batch of candidates of a validation set."""
+        self._collectors.setdefault(dataloader_idx, ScoreCollector()).add(batch, self.scorer(batch.batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """Gather each validation set's scores from all devices, and log their measures, equal on every device.
+
+        Measures are logged as `val/MEASURE` for a single set. For a mix, they are logged as `val/SET/MEASURE` for each
+        set, and their mean over the sets as `val/MEASURE`.
+        """
+        if self.trainer.sanity_checking:
+            self._collectors.clear()
+            return
+        shown = str(parse_measures(self.measures)[0])
+        devices = Devices(self.device, self.trainer.global_rank, self.trainer.world_size)
+        for key, value in measured_sets(self.trainer, devices, self.measures, self._collectors).items():
+            self.log(key, value, prog_bar=key == f"val/{shown}", sync_dist=False)
+
+    def on_validation_end(self) -> None:
+        """Free gathered weights if the strategy shards them."""
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]
 
 
 def measured_sets(

@@ -386,7 +386,7 @@ def fill_caches() -> None:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from ranker.encoders import families
-    from ranker.evaluation import pictures
+    from ranker.evaluation import figures
 
     for module in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
         importlib.import_module(module.name)
@@ -395,8 +395,8 @@ def fill_caches() -> None:
     OmegaConf.to_container(OmegaConf.create({"a": "${b}/${oc.env:HOME}", "b": "x"}), resolve=True)
     get_checkpoint_conversion_mapping("bert")
     with tempfile.TemporaryDirectory() as folder:
-        figure, _ = pictures.new_figure(2, 2)
-        pictures.save(figure, Path(folder), "empty")
+        figure, _ = figures.new_figure(2, 2)
+        figures.save(figure, Path(folder), "empty")
 
 
 def main() -> None:

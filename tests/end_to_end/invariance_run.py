@@ -14,10 +14,10 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from transformers import BertModel
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.windows import Windows
 from ranker.distillation.layers import Layers
 from ranker.distillation.module import DistillationModule

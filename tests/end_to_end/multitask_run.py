@@ -10,18 +10,18 @@ import lightning.pytorch as pl
 import torch
 from transformers import BertModel
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.multitask import module as multitask_module
+from ranker.multitask.datamodule import TaskData
 from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
-from ranker.multitask.steps import TaskData
 from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 

@@ -11,10 +11,10 @@ import lightning.pytorch as pl
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as collectives
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
 from ranker.losses.ranknet import RankNet

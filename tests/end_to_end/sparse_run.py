@@ -10,10 +10,10 @@ import lightning.pytorch as pl
 import torch
 from transformers import BertModel
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions, TrainDocs
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.lce import LCE

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.tiny import tiny_tokenizer
 
 SCRIPT = Path(__file__).with_name("invariance_run.py")

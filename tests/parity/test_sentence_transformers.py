@@ -10,7 +10,8 @@ from torch import nn
 from transformers import BertModel
 
 from ranker.checkpoint import load_scorer
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store, tokenizer_fingerprint
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT

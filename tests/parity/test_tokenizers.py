@@ -25,10 +25,10 @@ from transformers import (
 )
 
 from ranker.checkpoint import load_scorer
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.models._prompts import with_prompt

@@ -21,10 +21,10 @@ from hydra_plugins.ranker_sweeps import OptunaSweeper
 from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, read_description, save_model
 from ranker.cli import entry, sweep, sweep_table
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
 from ranker.encoders.loading import load_encoder
@@ -45,7 +45,8 @@ from ranker.retrieval.encode import Device, describe, encode_docs
 from ranker.retrieval.first_stage import first_stage
 from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
-from ranker.retrieval.vector_store import VectorStore, claim
+from ranker.retrieval.vector_folder import claim
+from ranker.retrieval.vector_store import VectorStore
 from ranker.training import loggers
 from ranker.training.checkpoint_files import WholeFiles, read_checkpoint
 from ranker.training.nonfinite import read_dump, write_dump

@@ -8,7 +8,7 @@ from ranker.checkpoint import load_scorer, save_model
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.monobert import MonoBERT
-from ranker.retrieval.vector_store import Description, claim
+from ranker.retrieval.vector_folder import Description, claim
 
 
 def begin(folder, *more: str):

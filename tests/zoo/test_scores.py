@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.colbert import ColBERT

@@ -22,7 +22,8 @@ from ranker.data.splits import (
     split_queries,
     take_queries,
 )
-from ranker.data.trec import line_with, read_candidates, read_qrels
+from ranker.data.trec import read_candidates, read_qrels
+from ranker.data.trec_lines import line_with
 from ranker.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need

@@ -18,7 +18,8 @@ from ranker.data.row_build import FORMAT, RowSources, build_rows
 from ranker.data.row_pairs import Relevant, RowQrels, RowSet
 from ranker.data.row_paths import find_files
 from ranker.data.splits import check_disjoint
-from ranker.data.text_table import TableDocs, TextTable
+from ranker.data.table_views import TableDocs
+from ranker.data.text_table import TextTable
 from ranker.errors import ConfigError, DataError
 from ranker.files.checksums import verify_folder
 from ranker.files.folders import write_folder

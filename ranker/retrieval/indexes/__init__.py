@@ -1,1 +1,1 @@
-"""Types of vector indexes, one file each; see `ranker.retrieval.index.IndexType`."""
+"""Types of vector indexes, one file each; see `ranker.retrieval.index_type.IndexType`."""

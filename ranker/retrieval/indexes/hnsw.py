@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ranker.retrieval.index import require
+from ranker.retrieval.index_type import require
 
 
 class HNSW:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ranker.retrieval.index import require
+from ranker.retrieval.index_type import require
 
 TRAINED = 100_000  # number of vectors from which the range of each dimension is taken
 

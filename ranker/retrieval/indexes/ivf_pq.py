@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ranker.errors import ConfigError
-from ranker.retrieval.index import TRAINED_PER_LIST, num_lists, require
+from ranker.retrieval.index_type import TRAINED_PER_LIST, num_lists, require
 
 
 class IVFPQ:

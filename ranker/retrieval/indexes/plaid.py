@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ranker.errors import CheckpointError, ConfigError
-from ranker.retrieval.index import require
+from ranker.retrieval.index_type import require
 from ranker.retrieval.late.arrays import Effort
 from ranker.retrieval.late.build import build
 from ranker.retrieval.late.index import LateIndex

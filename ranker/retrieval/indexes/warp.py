@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ranker.errors import ConfigError
-from ranker.retrieval.index import require
+from ranker.retrieval.index_type import require
 from ranker.retrieval.indexes._external import ExternalIndex, doc_tensors, open_or_build, pick_device
 from ranker.retrieval.vector_store import VectorStore
 

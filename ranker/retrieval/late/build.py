@@ -22,7 +22,8 @@ from ranker.retrieval.late import centroids as late_centroids
 from ranker.retrieval.late.centroids import Centroids, default_count
 from ranker.retrieval.late.folder import Settings, Shard, claim, parts_of, read_codec, write_codec, write_shard
 from ranker.retrieval.late.residuals import Buckets, fit
-from ranker.retrieval.vector_store import LOG_SECONDS, VectorStore
+from ranker.retrieval.vector_folder import LOG_SECONDS
+from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
 

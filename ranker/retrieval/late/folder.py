@@ -39,7 +39,7 @@ class Settings:
     """What an index is computed from, and how.
 
     Args:
-        vectors: Hash of the vectors' description: weights, tokenizer, docs, dim (`vector_store.Description.digest`).
+        vectors: Hash of the vectors' description: weights, tokenizer, docs, dim (`vector_folder.Description.digest`).
         dim: Size of a vector.
         num_shards: Shards of the vectors.
         num_vectors: Number of vectors.

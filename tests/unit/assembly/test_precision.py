@@ -13,7 +13,7 @@ from ranker.assembly.precision import checked_precision, chosen, cpu_has_bf16, t
 from ranker.assembly.reranker import Reranker
 from ranker.assembly.trainer import fabric_options, trainer_options
 from ranker.config.shared_keys import TrainerConfig
-from ranker.data.collate import TextLimits
+from ranker.data.scorer_inputs import TextLimits
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError

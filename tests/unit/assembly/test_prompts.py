@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from ranker.assembly.labelling import docs_to_score
 from ranker.assembly.prompts import has_instructions, inputs_of
 from ranker.assembly.suite import validation_suite
-from ranker.data.collate import TextLimits
 from ranker.data.datamodule import RankData
 from ranker.data.instructions import BUDGET
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import TextLimits
 from ranker.data.sources.rows import Rows
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 import ranker.cli.sweep
 import ranker.cli.sweep_table
-from hydra_plugins.ranker_sweeps import OptunaSweeper, SweepFolder, settle_dead_trials
+from hydra_plugins.ranker_sweeps import OptunaSweeper, SweepFolder
+from ranker.cli.sweep_trials import settle_dead_trials
 
 
 class Jobs:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.step_plan import StepPlan, deal, fill
 from ranker.data.template import Template
 from ranker.data.token_store import build_token_store

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.data.contrast import KnownPositives, contrast, doc_keys
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 

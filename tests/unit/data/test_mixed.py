@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.dataset import StepLoader
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.mixed_plan import MixedPlan
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.shares import shares, spread, whole_numbers
 from ranker.data.sources.mixed import Mixed
 from ranker.data.step_plan import StepPlan
+from ranker.data.training_steps import StepLoader
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 

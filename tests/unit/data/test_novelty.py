@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.datamodule import RankData
 from ranker.data.memory_store import MemoryStore
 from ranker.data.novelty import NovelGroups
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.sources.rows import Rows
 from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.tiny import tiny_tokenizer

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.dataset import TrainSteps
 from ranker.data.judged_groups import JudgedGroups
 from ranker.data.pair_cuts import cut_otherwise, warn_of_other_cuts
 from ranker.data.sampling import GroupOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.step_plan import StepPlan
 from ranker.data.token_store import build_token_store
+from ranker.data.training_steps import TrainSteps
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.models.monobert import MonoBERT

@@ -10,12 +10,13 @@ from omegaconf import OmegaConf
 
 from ranker.assembly.data import load_source
 from ranker.config.check import check
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.contrast import KnownPositives, contrast
 from ranker.data.judged_groups import JudgedGroups
 from ranker.data.query_docs import allowed_run, apply_mode, queries_are_docs, same_text, warn_of_query_docs
 from ranker.data.sampling import GroupOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError

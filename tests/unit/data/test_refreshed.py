@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
 from ranker.data.refreshed import Rounds
 from ranker.data.sampling import Pool
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.retrieval.mining import Mining

@@ -6,15 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.judged_groups import JudgedGroups
 from ranker.data.options import BatchOptions, TrainDocs
 from ranker.data.sampling import GroupOptions
+from ranker.data.score_batches import ScoreBatches
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.step_plan import HashedOrder, StepPlan
 from ranker.data.token_store import build_token_store
+from ranker.data.training_steps import StepLoader, TrainSteps
 from ranker.data.triples import TripleGroups, triple_rows
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, DataError

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.join import concatenate
 from ranker.data.memory_store import MemoryStore
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.text_encoder import TextEncoder
 from ranker.data.window_rows import WINDOW_IDS
 from ranker.data.windows import Windows, best_windows

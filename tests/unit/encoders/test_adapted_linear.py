@@ -11,7 +11,8 @@ from transformers import AutoModel, Qwen3Config
 from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.lora import LoRA, adapted_layers, add_adapter, merge_adapter, refresh_stacked, use_own_forward
+from ranker.encoders.lora import LoRA, add_adapter, merge_adapter
+from ranker.encoders.lora_layers import adapted_layers, refresh_stacked, use_own_forward
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
 

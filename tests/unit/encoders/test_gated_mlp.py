@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from ranker.encoders.adapted_linear import group_siblings
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.gated_mlp import gated_silu, use_gated_kernel
-from ranker.encoders.lora import adapted_layers, refresh_stacked, use_own_forward
+from ranker.encoders.lora_layers import adapted_layers, refresh_stacked, use_own_forward
 from tests.assets.interpreter import run_interpreted
 
 # activation, tokens, dim, rate of dropout

@@ -8,7 +8,7 @@ import torch
 from ranker import Reranker
 from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import without_adapters
-from ranker.data.collate import TextLimits
+from ranker.data.scorer_inputs import TextLimits
 from ranker.encoders.lora import LoRA
 from ranker.encoders.quantized_base import dequantized, rounded_layer
 from ranker.errors import ConfigError

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModel
 from ranker.encoders import rotary_attention
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.lora import LoRA, add_adapter, refresh_stacked
+from ranker.encoders.lora import LoRA, add_adapter
+from ranker.encoders.lora_layers import refresh_stacked
 from ranker.encoders.packing import Packing, Pass
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.rotary_attention import use_rotary_kernel

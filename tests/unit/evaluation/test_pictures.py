@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from ranker.config.stored import resumed_runs
-from ranker.evaluation import pictures
+from ranker.evaluation import learning_curves, pictures
 
 
 def write_run(folder, config, rows):
@@ -22,18 +22,18 @@ def test_curves_are_the_logged_values_and_a_resumed_run_carries_on_the_earlier_o
     second = write_run(
         tmp_path / "b", f"resume: true\ncheckpoint: {first}\n", ["0,2,2.0,\n", "0,3,1.0,\n", "0,3,,0.5\n"]
     )
-    assert pictures.read_curves(first)["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.5)]
-    curves = pictures.read_curves(*resumed_runs(second))
+    assert learning_curves.read_curves(first)["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.5)]
+    curves = learning_curves.read_curves(*resumed_runs(second))
     assert curves["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
     # steps count from 0, and a validation has the step that it comes after
     assert curves["val/nDCG@10"] == [(2, 0.25), (4, 0.5)]
-    figure = pictures.draw_curves(curves, "val/nDCG@10", "b")
+    figure = learning_curves.draw_curves(curves, "val/nDCG@10", "b")
     loss, val = figure.axes
     assert loss.lines[0].get_xydata().tolist() == [[1, 4.0], [2, 3.0], [3, 2.0], [4, 1.0]]
     assert val.lines[0].get_xydata().tolist() == [[2, 0.25], [4, 0.5]]
     assert val.lines[1].get_xydata().tolist() == [[4, 0.5]]
     assert [text.get_text() for text in val.get_legend().get_texts()] == ["nDCG@10", "best: 0.5000 at 4"]
-    assert pictures.draw_curves({}, None, "nothing logged") is None
+    assert learning_curves.draw_curves({}, None, "nothing logged") is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_damaged_table_of_an_earlier_run_is_left_out(tmp_path, damage, caplog)
     first = write_run(tmp_path / "a", "", ["0,0,4.0,\n"])
     (first / "metrics.csv").write_bytes(damage)
     second = write_run(tmp_path / "b", "", ["0,2,2.0,\n"])
-    assert pictures.read_curves(first, second) == {"train/loss": [(3, 2.0)]}
+    assert learning_curves.read_curves(first, second) == {"train/loss": [(3, 2.0)]}
     assert f"{first / 'metrics.csv'}: expected a table with a column step" in caplog.text
 
 

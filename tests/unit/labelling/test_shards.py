@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.errors import DataError
 from ranker.evaluation.scoring import Devices

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.memory_store import MemoryStore
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.text_encoder import TextEncoder
 
 DOCS = ["an apple is red.", "the sky", "green grass, and more of it, and more", "x y z", "red", "an apple"]

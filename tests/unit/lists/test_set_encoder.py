@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ranker import Reranker
-from ranker.data.collate import TextLimits
+from ranker.data.scorer_inputs import TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.list_windows import ListWindows, score_lists

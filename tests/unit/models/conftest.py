@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 
 QUERIES = ["red apple", "blue sky over a lake", "g"]

@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from ranker.checkpoint import load_scorer
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.encoders.tiny import tiny_lm_config, tiny_lm_tokenizer

@@ -15,7 +15,8 @@ from ranker.checkpoint import load_scorer, save_merged, save_model
 from ranker.cli import entry
 from ranker.config.roots import CONF
 from ranker.encoders.loading import load_encoder
-from ranker.encoders.lora import LoRA, base_fingerprint, base_names
+from ranker.encoders.lora import LoRA
+from ranker.encoders.lora_base import base_fingerprint, base_names
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export.language_model import write_classifier
 from ranker.models.lm_reranker import LMReranker

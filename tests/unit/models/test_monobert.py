@@ -13,7 +13,8 @@ from transformers import (
 )
 
 from ranker.assembly.scorer import build_scorer
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution

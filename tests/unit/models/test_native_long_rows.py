@@ -8,10 +8,11 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import LlamaConfig, LlamaModel, ModernBertConfig, ModernBertModel
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection, MemoryDocs
-from ranker.data.dataset import ScoreBatches
 from ranker.data.memory_store import MemoryStore
+from ranker.data.score_batches import ScoreBatches
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.text_encoder import TextEncoder
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.step_plan import StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder

@@ -24,7 +24,8 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError, NonFinite
 from ranker.multitask import module as multitask_module
-from ranker.multitask.module import Gradients, MultitaskModule
+from ranker.multitask.gradients import Gradients
+from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep

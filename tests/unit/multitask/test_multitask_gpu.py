@@ -8,7 +8,8 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.losses.ranknet import RankNet
-from ranker.multitask.module import Gradients, MultitaskModule
+from ranker.multitask.gradients import Gradients
+from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep

@@ -13,7 +13,7 @@ from ranker.config import check as config
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.step_plan import StepPlan
 from ranker.errors import ConfigError, DataError
-from ranker.multitask.check import auto_layers
+from ranker.multitask.auto_layers import auto_layers
 from ranker.multitask.options import AutoLayers, Head, TaskLabels, TaskSampling
 from ranker.multitask.rows import _labels, label_tasks, refuse_held_out
 from ranker.multitask.sampling import TaskPlan

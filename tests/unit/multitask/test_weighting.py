@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ranker.multitask.gradient_surgery import combine, cosine
-from ranker.multitask.module import Gradients
+from ranker.multitask.gradients import Gradients
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.task_weights import TaskWeights, gradnorm_slopes
 

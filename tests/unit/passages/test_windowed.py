@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collate import Collator
 from ranker.data.memory_store import MemoryStore
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.data.text_encoder import TextEncoder
 from ranker.data.windows import Windows
 from ranker.encoders.loading import load_encoder

@@ -19,6 +19,7 @@ from ranker.pretraining.objectives.inverse_cloze import InverseCloze
 from ranker.pretraining.objectives.mlm import MLM
 from ranker.pretraining.objectives.prop import PROP
 from ranker.pretraining.steps import PretrainData
+from ranker.training.score_matrix import loss_of_matrix
 from tests.unit.pretraining.test_draws import DOCS, TOKENIZER, texts_of
 
 WORDS = 1 + max(TOKENIZER.get_vocab().values())
@@ -189,7 +190,7 @@ def test_inverse_cloze_equals_a_plain_loop():
         costs.append(math.log(sum(map(math.exp, scores))) - own)
     module = objective.module(model)
     scores = model.score_block(model.encode_queries(batch.queries), model.encode_docs(batch.docs))
-    loss, *_ = module._loss_of_scores(scores, step.contrast)
+    loss, *_ = loss_of_matrix(module.loss, scores, step.contrast, symmetric=module.symmetric)
     assert loss.item() == pytest.approx(sum(costs) / 4, rel=1e-12)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ranker import Reranker
 from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import without_adapters
-from ranker.data.collate import TextLimits
+from ranker.data.scorer_inputs import TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.export import cross_encoder

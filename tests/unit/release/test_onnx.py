@@ -118,7 +118,7 @@ def test_token_vectors_and_maxsim_are_those_of_sentence_transformers(tmp_path, a
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last", "weightedmean"])
 def test_padded_pooling_is_that_of_rows_alone(pooling):
     from ranker.interactions.pooling import pool
-    from ranker.release.onnx_graph import pooled
+    from ranker.release.onnx_modules import pooled
     from ranker.types import TokenBatch
 
     states = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))

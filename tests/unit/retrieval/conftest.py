@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR

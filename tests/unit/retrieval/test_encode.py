@@ -11,7 +11,8 @@ from tokenizers.normalizers import BertNormalizer
 
 from ranker.errors import CheckpointError, DataError
 from ranker.retrieval.encode import Device, describe, encode_docs, encode_queries, scorer_hash
-from ranker.retrieval.vector_store import VectorStore, claim
+from ranker.retrieval.vector_folder import claim
+from ranker.retrieval.vector_store import VectorStore
 
 
 @pytest.fixture

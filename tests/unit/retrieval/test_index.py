@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ranker.errors import CheckpointError, ConfigError, DataError
-from ranker.retrieval.index import VectorIndex, num_lists
+from ranker.retrieval.index import VectorIndex
+from ranker.retrieval.index_type import num_lists
 from ranker.retrieval.indexes.binary import Binary
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.hnsw import HNSW
@@ -271,7 +272,7 @@ def test_more_vectors_than_a_gpu_fetches_come_from_the_cpu(vectors, gpus, caplog
     (lambda **more: IVFFlat(lists=20, probes=18, **more), r"more than 16 index.probes \(18\)"),
 ])  # fmt: skip
 def test_what_does_not_fit_a_gpu_stays_on_the_cpu_or_is_refused(vectors, gpus, monkeypatch, caplog, make, unfit):
-    monkeypatch.setattr("ranker.retrieval.index.GPU_MAX", 16)
+    monkeypatch.setattr("ranker.retrieval.index_gpus.GPU_MAX", 16)
     caplog.set_level("INFO")
     points = vectors(300, dim=6)
     assert VectorIndex.over(points, make()).search(points.values[:1], 3)[1][0, 0] == 0 and not gpus.moved

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer
 from ranker.commands.sizes import save_smaller
-from ranker.data.collate import TextLimits
+from ranker.data.scorer_inputs import TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.files.checksums import SUMS, verify_folder
 from ranker.models.dpr import DPR

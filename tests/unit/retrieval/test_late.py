@@ -26,7 +26,8 @@ from ranker.retrieval.late.residuals import Buckets, fit
 from ranker.retrieval.late.tensor_search import TensorSearch
 from ranker.retrieval.pipeline import EncodeOptions
 from ranker.retrieval.vector_engine import LateOptions
-from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder
+from ranker.retrieval.vector_folder import Description, claim, shard_folder
+from ranker.retrieval.vector_store import ShardWriter, VectorStore
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 DIM = 12

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ranker.retrieval.shortened import Shortened
-from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder
+from ranker.retrieval.vector_folder import Description, claim, shard_folder
+from ranker.retrieval.vector_store import ShardWriter, VectorStore
 
 
 def stored(folder, values, similarity):

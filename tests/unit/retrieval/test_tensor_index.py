@@ -10,7 +10,8 @@ from ranker.retrieval import tensor_index, vector_engine
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.tensor_index import TensorIndex
 from ranker.retrieval.vector_engine import VectorEngine
-from ranker.retrieval.vector_store import Description, ShardWriter, VectorStore, claim, shard_folder
+from ranker.retrieval.vector_folder import Description, claim, shard_folder
+from ranker.retrieval.vector_store import ShardWriter, VectorStore
 
 
 def stored(folder, count=3000, dim=24, shard_docs=1100):

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from ranker.interactions.maxsim import TextVectors
 from ranker.losses.lce import LCE
 from ranker.losses.pointwise_cross_entropy import PointwiseCrossEntropy
-from ranker.training import contrastive_module
+from ranker.training import score_matrix
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep
 
@@ -89,7 +89,7 @@ def contrast_of(groups: int, docs: int = 1) -> Contrast:
 
 def of_scores(scores, contrast, loss=None, **options):
     """The loss of a score matrix, and its gradient."""
-    return Alone(Scalar(scores), [], loss=loss or LCE(), **options)._loss_of_scores(scores, contrast)[:2]
+    return score_matrix.loss_of_matrix(loss or LCE(), scores, contrast, **options)[:2]
 
 
 def trained(table, groups, size, **options):
@@ -232,10 +232,10 @@ def test_blocks_of_rankings_change_no_loss_and_hold_few_pairs(loss, monkeypatch)
     whole = of_scores(scores, contrast, Watched(), symmetric=True)
     assert asked == [(6, 18), (6, 6)]
     asked.clear()
-    monkeypatch.setattr(contrastive_module, "BLOCK_PAIRS", 4 * 18**2)
+    monkeypatch.setattr(score_matrix, "BLOCK_PAIRS", 4 * 18**2)
     blocks = of_scores(scores, contrast, Watched(), symmetric=True)
     assert asked == ([(4, 18), (2, 18), (6, 6)] if Watched.pairwise else [(6, 18), (6, 6)])
-    monkeypatch.setattr(contrastive_module, "BLOCK_PAIRS", 1)
+    monkeypatch.setattr(score_matrix, "BLOCK_PAIRS", 1)
     for made in (blocks, of_scores(scores, contrast, Watched(), symmetric=True)):
         for got, expected in zip(made, whole, strict=True):
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ranker.data.dataset import StepLoader
 from ranker.data.step_plan import StepPlan
+from ranker.data.training_steps import StepLoader
 from ranker.training.options import Optimization
 from ranker.training.progress import ProgressBar
 from ranker.training.rerank_module import RerankModule

@@ -11,10 +11,10 @@ from torch import nn
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
-from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.options import BatchOptions
+from ranker.data.scorer_inputs import ScorerInputs, TextLimits
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError, RankerError
 from ranker.evaluation.scoring import Devices, score_collection
