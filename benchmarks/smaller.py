@@ -207,19 +207,23 @@ def table(
 
 
 def draw(content: dict, path: Path) -> None:
-    """Draw the measure over the number of parameters, and over the time of a pair."""
+    """Draw the measure over the number of parameters, and over the time of a pair on one CPU thread."""
     from ranker.evaluation.figures import BLUE, new_figure
 
     figure, axes = new_figure(9, 3.6, 1, 2)
-    shown = {name: part for name, part in content.items() if "parameters" in part}
-    for axis, key, label in ((axes[0], "parameters", "million parameters"), (axes[1], "speed", "ms per pair")):
-        for name, part in shown.items():
-            x = part[key] if key == "parameters" else 1000 / part[key]
-            axis.plot(x, part["measure"], "o", color=BLUE, markersize=4)
-            axis.annotate(name, (x, part["measure"]), fontsize=6, xytext=(3, 2), textcoords="offset points")
+    for number, part in enumerate(content.values(), 1):
+        speed = part["speeds"]["cpu"]
+        places = (part.get("parameters"), 1000 / speed["speed"] if speed else None)
+        for axis, x in zip(axes, places, strict=True):
+            if x is not None:
+                axis.plot(x, part["measure"], "o", color=BLUE, markersize=3)
+                axis.annotate(str(number), (x, part["measure"]), fontsize=7, xytext=(2, 2), textcoords="offset points")
+    for axis, label in zip(axes, ("million parameters", "ms per pair, one CPU thread"), strict=True):
         axis.set_xlabel(label)
         axis.set_ylabel(MEASURE)
-    figure.savefig(path, dpi=200, bbox_inches="tight")
+    names = "\n".join(f"{number} {name}" for number, name in enumerate(content, 1))
+    figure.text(0.92, 0.88, names, fontsize=7, va="top")
+    figure.savefig(path, dpi=160, bbox_inches="tight")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ranker.encoders.layer import kernel_average
+from ranker.encoders.list_average import list_average
 
 try:
     from ranker.encoders.kernels import (
@@ -31,7 +32,8 @@ class Kernels(NamedTuple):
         bias_gelu_backward: See `bias_gelu_backward` there.
         residual_norm: See `ranker.encoders.kernels.residual_norm.residual_norm`.
         residual_norm_backward: See `residual_norm_backward` there.
-        average: Attention of first tokens, see `ranker.encoders.layer.kernel_average`.
+        average: Attention of first tokens, see `ranker.encoders.layer.kernel_average`; in lists, see
+            `ranker.encoders.list_average`.
     """
 
     attend: Callable[..., tuple[Tensor, Tensor]]
@@ -59,10 +61,7 @@ def triton_kernels() -> Kernels:
 def triton_list_kernels() -> Kernels:
     """Return the Triton kernels of this package for batches of lists."""
     return triton_kernels()._replace(
-        attend=list_attention.attend_lists, attend_backward=list_attention.attend_lists_backward
+        attend=list_attention.attend_lists,
+        attend_backward=list_attention.attend_lists_backward,
+        average=list_average,
     )
-
-
-def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor, list_bias: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the rows of each list in the form that kernels read (`kernels.list_attention.list_tensors`)."""
-    return list_attention.list_tensors(lists, cu_seqlens, token_rows, list_bias)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ranker.encoders.attention import PackedRows
 from ranker.encoders.kernel_functions import Kernels
@@ -99,17 +98,7 @@ def kernel_layer(
             w.attention_shift,
         )
     else:
-        if rows.has_lists:
-            weight, bias = torch.cat([w.query, w.key, w.value]), torch.cat([w.query_bias, w.key_bias, w.value_bias])
-            qkv = linear(states, weight.to(states.dtype), bias.to(states.dtype)).unflatten(
-                1, (3, settings.num_heads, -1)
-            )
-            mixed = _Mix.apply(qkv, kernels, boundaries).flatten(1).index_select(0, first_tokens)
-            first_states = states.index_select(0, first_tokens)
-        else:
-            mixed, first_states = first_token_attention(
-                states, w, settings.num_heads, first_tokens, kernels.average, rows
-            )
+        mixed, first_states = first_token_attention(states, w, settings.num_heads, first_tokens, kernels.average, rows)
         attended = _LinearResidualNorm.apply(
             mixed.to(first_states.dtype),
             first_states,
@@ -160,23 +149,6 @@ class _LinearResidualNorm(torch.autograd.Function):
         weight_dtype, *dtypes = ctx.dtypes
         grad_weight = weight_gradient(grad_product, inner, weight_dtype) if ctx.needs_input_grad[3] else None
         return grad_product @ half_weight, grad_states, None, grad_weight, *_split(sums, dtypes)
-
-
-class _Mix(torch.autograd.Function):
-    """Attention alone, [tokens, heads, head size]."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, kernels: Kernels, rows: tuple[Tensor, ...]) -> Tensor:
-        mixed, log_sums = kernels.attend(qkv, *rows)
-        ctx.kernels, ctx.rows = kernels, rows
-        ctx.save_for_backward(qkv, mixed, log_sums)
-        return mixed
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        qkv, mixed, log_sums = ctx.saved_tensors
-        return ctx.kernels.attend_backward(grad_out, qkv, mixed, log_sums, *ctx.rows)[0], None, None
 
 
 class _Attention(torch.autograd.Function):

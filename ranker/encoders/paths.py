@@ -38,8 +38,9 @@ from ranker.encoders.compiled_layer import (
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of, max_positions
-from ranker.encoders.kernel_functions import list_tensors, triton_kernels, triton_list_kernels
+from ranker.encoders.kernel_functions import triton_kernels, triton_list_kernels
 from ranker.encoders.kernel_layer import kernel_layer
+from ranker.encoders.kernels.lists import list_tensors
 from ranker.encoders.layer import (
     LayerFunctions,
     kernel_average,
@@ -94,7 +95,7 @@ class LayerPath(NamedTuple):
         batch, lists = layout.batch, tuple[Tensor, ...]()
         if batch.lists is not None:
             bias = None if batch.list_size is None else list_bias(batch.lists, batch.list_size)
-            lists = list_tensors(batch.lists, batch.cu_seqlens, layout.row_indices, bias)
+            lists = list_tensors(batch.lists, batch.max_list, batch.cu_seqlens, layout.row_indices, bias)
         return PackedRows(batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks, lists)
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.encoders.kernels.blocks import BLOCK
+from ranker.encoders.kernels.lists import ListTensors
 
 MAX_LENGTH = 512  # longer rows work, but torch's kernel is then faster
 HEAD_SIZES = (16, 32, 64, 128)
@@ -54,9 +55,23 @@ def end_near(end, length, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def list_key(j, own, start, cu_seqlens, row, first, end):
+    """Return the tokens of a row's keys `j` in a list, and which of them are other rows' first tokens.
+
+    The first `own` keys are the row's own tokens, which start at token `start`. The next keys are the first tokens of
+    the other rows among `first` to `end`. After these, the tokens are undefined.
+    """
+    other = first + j - own
+    other += (other >= row).to(tl.int32)
+    is_other = (j >= own) & (other < end)
+    return tl.where(is_other, tl.load(cu_seqlens + other, mask=is_other, other=0), start + j), is_other
+
+
+@triton.jit
 def _attend(
-    qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    qkv, out, sums, cu_seqlens, cu_keys, blocks, first_rows, end_rows, biases, num_tokens, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, LISTS: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of a block of queries, for one head."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
@@ -72,13 +87,27 @@ def _attend(
         running_max = tl.full([QUERIES], float("-inf"), tl.float32)
         running_sum = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, DIM], tl.float32)
-        for first in range(first_near(begin, WINDOW, KEYS), end_near(begin + QUERIES, num_keys, WINDOW), KEYS):
+        lowest, highest = first_near(begin, WINDOW, KEYS), end_near(begin + QUERIES, num_keys, WINDOW)
+        if LISTS:
+            first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
+            highest += end_row - first_row - 1
+        for first in range(lowest, highest, KEYS):
             j = first + tl.arange(0, KEYS)
-            key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
-            key = tl.load(key_pointers + HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
-            value = tl.load(key_pointers + 2 * HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
+            if LISTS:
+                token, is_other = list_key(j, num_keys, start, cu_seqlens, row, first_row, end_row)
+                key_pointers = qkv + token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+                is_key = (j < num_keys) | is_other
+            else:
+                key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
+                is_key = j < num_keys
+            key = tl.load(key_pointers + HEADS * DIM, mask=is_key[:, None], other=0.0)
+            value = tl.load(key_pointers + 2 * HEADS * DIM, mask=is_key[:, None], other=0.0)
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
-            logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
+            if LISTS:
+                logits += tl.where(is_other, bias, 0.0)[None, :]
+                logits = tl.where(is_key[None, :], logits, float("-inf"))
+            else:
+                logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
             if WINDOW >= 0:  # noqa: SIM108 - decided at compile time; a query may have no key in this block
                 safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -97,11 +126,16 @@ def _attend(
         tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
 
 
+def list_arguments(lists: ListTensors | None, unread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensors of lists that kernels read; without lists, `unread` in their places."""
+    return (unread, unread, unread) if lists is None else (lists.first_rows, lists.end_rows, lists.biases)
+
+
 def attend(
     qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel,
-    window: int | None = None,
+    window: int | None = None, lists: ListTensors | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute attention within each row.
+    """Compute attention within each row, or within lists: then also to the first tokens of the list's other rows.
 
     Args:
         qkv: Queries, keys and values, bf16 or fp16 [tokens, 3, heads, dim], contiguous; every token belongs to a row.
@@ -112,6 +146,7 @@ def attend(
         wrap: Wrapper of the kernel; `wrap_triton` if it is traced.
         window: Largest distance between a token and a token that it attends to; None: no limit. A token that attends
             to no token gets zeros.
+        lists: The rows of each list; only without a window.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -122,7 +157,8 @@ def attend(
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     with torch.cuda.device_of(qkv):  # Triton launches on the current device
         wrap(_attend)[(blocks.shape[0] * heads,)](
-            qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim,
-            WINDOW=-1 if window is None else window, **FORWARD,
+            qkv, out, sums, cu_seqlens, cu_keys, blocks, *list_arguments(lists, cu_seqlens), tokens,
+            SCALE=dim**-0.5, HEADS=heads, DIM=dim, WINDOW=-1 if window is None else window, LISTS=lists is not None,
+            **FORWARD,
         )  # fmt: skip
     return out, sums

@@ -4,8 +4,7 @@ The backward pass of a library's kernel reads everything three times. The kernel
 
 - A row of up to 128 tokens (64 for head sizes above 64) is one tile. Its backward pass is one pass without atomics:
   five products, which read only the states and the logarithms of the softmax sums.
-- Longer rows are cut into blocks of 64 tokens. One kernel computes the gradients of a block's queries, and another
-  those of its keys and values.
+- Longer rows are cut into blocks (`block_backward`).
 
 The gradient of the bias of queries, keys and values is summed in the same pass.
 """
@@ -13,49 +12,39 @@ The gradient of the bias of queries, keys and values is summed in the same pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.encoders.kernels.blocks import BLOCK
-from ranker.encoders.kernels.short_attention import LOG2E, end_near, first_near, is_near
+from ranker.encoders.kernels.block_backward import BLOCK_LAUNCHES, store_gradient
+from ranker.encoders.kernels.lists import ListTensors
+from ranker.encoders.kernels.short_attention import LOG2E, is_near, list_arguments, list_key
 from ranker.encoders.kernels.sums import column_sums
 
 
 @triton.jit
-def _store_gradient(
-    pointers, grad, in_row, positions, cos, sin, SIZE: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr
-):
-    """Store gradients of queries or keys, [SIZE, DIM]; each pointer [SIZE, 1] is to the first value of a gradient.
-
-    With ROTARY, they are gradients of rotated values (`rotation.rotate_`), and are rotated back by their positions.
-    """
-    if ROTARY:
-        half = tl.arange(0, DIM // 2)
-        one, other = tl.split(tl.permute(tl.reshape(grad, [SIZE, 2, DIM // 2]), [0, 2, 1]))
-        angles = positions[:, None] * (DIM // 2) + half[None, :]
-        cosine = tl.load(cos + angles, mask=in_row, other=0.0)
-        sine = tl.load(sin + angles, mask=in_row, other=0.0)
-        first = one * cosine + other * sine
-        second = other * cosine - one * sine
-        tl.store(pointers + half[None, :], first.to(pointers.dtype.element_ty), mask=in_row)
-        tl.store(pointers + DIM // 2 + half[None, :], second.to(pointers.dtype.element_ty), mask=in_row)
-    else:
-        tl.store(pointers + tl.arange(0, DIM)[None, :], grad.to(pointers.dtype.element_ty), mask=in_row)
+def _own_sum(partial, in_row, LISTS: tl.constexpr):
+    """Sum over a tile's rows; with LISTS, only over those `in_row`, because the others are other rows' first tokens."""
+    if LISTS:
+        return tl.sum(tl.where(in_row, partial, 0.0), 0)
+    else:  # noqa: RET505
+        return tl.sum(partial, 0)
 
 
 @triton.jit
 def _tile_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
-    SUMS: tl.constexpr, WHOLE: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, first_rows, end_rows, biases, cos, sin,
+    num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    WINDOW: tl.constexpr, SUMS: tl.constexpr, LISTS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head as one tile, if the row has more than SHORTEST and at most SIZE tokens.
 
-    `out` is read only if the softmax has further keys outside of the tile (WHOLE is false).
+    With LISTS, the tile's columns after the row's tokens are the first tokens of other rows. A loop over KEYS columns
+    reads those that do not fit. Only then is `out` read, and are `means` written (as in `block_backward`).
     """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -67,155 +56,65 @@ def _tile_backward(
         in_row = (i < length)[:, None]
         offsets = (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
         query = tl.load(qkv + offsets, mask=in_row, other=0.0)
-        key = tl.load(qkv + offsets + HEADS * DIM, mask=in_row, other=0.0)
-        value = tl.load(qkv + offsets + 2 * HEADS * DIM, mask=in_row, other=0.0)
-        upstream = tl.load(
-            grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=in_row, other=0.0
-        )
-        log_sum = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
-        near = is_near(i[:, None], i[None, :], num_keys, WINDOW)
-        logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+        if LISTS:
+            first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
+            token, is_other = list_key(i, length, start, cu_seqlens, row, first_row, end_row)
+            key_offsets = token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+            is_loaded = in_row | is_other[:, None]
+        else:
+            key_offsets, is_loaded = offsets, in_row
+        key = tl.load(qkv + key_offsets + HEADS * DIM, mask=is_loaded, other=0.0)
+        value = tl.load(qkv + key_offsets + 2 * HEADS * DIM, mask=is_loaded, other=0.0)
+        out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+        upstream = tl.load(grad_out + out_offsets, mask=in_row, other=0.0)
+        totals = head.to(tl.int64) * num_tokens + start + i
+        log_sum = tl.load(sums + totals, mask=i < length, other=float("inf"))
+        logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
+        if LISTS:
+            logits += tl.where(is_other, bias, 0.0)[None, :]
+            logits = tl.where(((i < num_keys) | is_other)[None, :], logits, float("-inf"))
+        else:
+            logits = tl.where(is_near(i[:, None], i[None, :], num_keys, WINDOW), logits, float("-inf"))
         weights = tl.exp2(logits - log_sum[:, None])
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         partial = tl.dot(tl.trans(weights.to(value.dtype)), upstream)
         tl.store(grad + offsets + 2 * HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
         if SUMS:
-            tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
+            tl.store(summed + 2 * HEADS * DIM, _own_sum(partial, in_row, LISTS))
         grad_weights = tl.dot(upstream, tl.trans(value))
-        if WHOLE:
-            mean = tl.sum(weights * grad_weights, 1)
-        else:
-            out_pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-            mean = tl.sum(upstream.to(tl.float32) * tl.load(out_pointers, mask=in_row, other=0.0).to(tl.float32), 1)
-        slope = (weights * (grad_weights - mean[:, None]) * SCALE).to(query.dtype)
-        partial = tl.dot(slope, key)
-        pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
-        _store_gradient(pointers, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
-        if SUMS:
-            tl.store(summed, tl.sum(partial, 0))
-        partial = tl.dot(tl.trans(slope), query)
-        _store_gradient(pointers + HEADS * DIM, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
-        if SUMS:
-            tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
-
-
-@triton.jit
-def _queries_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_rows, num_tokens,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
-    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradients of a block of queries, for one head, in a row of more than SHORTEST tokens.
-
-    The kernel also writes `means`, [HEADS, tokens]: the inner product of each output with its gradient, which
-    `_pairs_backward` reads.
-    """
-    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
-    dims = tl.arange(0, DIM)
-    summed = tl.zeros([DIM], tl.float32)
-    if row >= 0:
-        start = tl.load(cu_seqlens + row).to(tl.int64)
-        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-        if length > SHORTEST:
-            num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
-            i = begin + tl.arange(0, SIZE)
-            in_row = (i < length)[:, None]
-            base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-            out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-            totals = head.to(tl.int64) * num_tokens + start + i
-            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row, other=0.0)
-            upstream = tl.load(grad_out + out_offsets, mask=in_row, other=0.0)
+        if LISTS:
             output = tl.load(out + out_offsets, mask=in_row, other=0.0)
             mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
             tl.store(means + totals, mean, mask=i < length)
-            log_sum = tl.load(sums + totals, mask=i < length, other=float("inf"))
-            grad_query = tl.zeros([SIZE, DIM], tl.float32)
-            lowest, highest = first_near(begin, WINDOW, OTHERS), end_near(begin + SIZE, num_keys, WINDOW)
-            for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
-                j = first + tl.arange(0, OTHERS)
-                is_key = (j < num_keys)[:, None]
-                key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
-                value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
-                near = is_near(i[:, None], j[None, :], num_keys, WINDOW)
-                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
-                weights = tl.exp2(logits - log_sum[:, None])
-                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
-                grad_query += tl.dot(slope, key)
-            grad_query *= SCALE
-            pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
-            _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
-            summed += tl.sum(grad_query, 0)
-            if SUMS:  # noqa: SIM102 - decided at compile time
-                if begin == 0:  # the sums of a long row are in the parts of its blocks
-                    row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-                    for kind in tl.static_range(3):
-                        tl.store(row_parts + kind * (HEADS * DIM), tl.zeros([DIM], tl.float32))
-    if SUMS:
-        tl.store(parts + (num_rows + number).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims, summed)
-
-
-@triton.jit
-def _pairs_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_rows, num_tokens,  # noqa: ARG001
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
-    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradients of a block of keys and their values, for one head, in a row of more than SHORTEST tokens.
-
-    `out` is not read.
-    """
-    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
-    dims = tl.arange(0, DIM)
-    key_sum = tl.zeros([DIM], tl.float32)
-    value_sum = tl.zeros([DIM], tl.float32)
-    if row >= 0:
-        start = tl.load(cu_seqlens + row).to(tl.int64)
-        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-        if length > SHORTEST:
-            num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
-            j = begin + tl.arange(0, SIZE)
-            is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
-            base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-            totals = head.to(tl.int64) * num_tokens + start
-            key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
-            value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
-            grad_key = tl.zeros([SIZE, DIM], tl.float32)
-            grad_value = tl.zeros([SIZE, DIM], tl.float32)
-            lowest, highest = first_near(begin, WINDOW, OTHERS), end_near(begin + SIZE, length, WINDOW)
-            for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
-                i = first + tl.arange(0, OTHERS)
-                in_row_i = (i < length)[:, None]
-                query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-                out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-                upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
-                log_sum = tl.load(sums + totals + i, mask=i < length, other=float("inf"))
-                mean = tl.load(means + totals + i, mask=i < length, other=0.0)
-                # rows are keys and columns are queries, so two of the products need no transposed weights
-                near = is_near(i[None, :], j[:, None], num_keys, WINDOW)
-                logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
-                weights = tl.exp2(logits - log_sum[None, :])
-                grad_value += tl.dot(weights.to(value.dtype), upstream)
-                slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
-                grad_key += tl.dot(slope, query)
-            grad_key *= SCALE
-            pointers = grad + (start + j)[:, None] * (3 * HEADS * DIM) + (HEADS + head) * DIM
-            _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
-            tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
-            key_sum += tl.sum(grad_key, 0)
-            value_sum += tl.sum(grad_value, 0)
-    if SUMS:
-        summed = parts + (num_rows + number).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-        tl.store(summed + HEADS * DIM, key_sum)
-        tl.store(summed + 2 * HEADS * DIM, value_sum)
+        else:
+            mean = tl.sum(weights * grad_weights, 1)
+        slope = (weights * (grad_weights - mean[:, None]) * SCALE).to(query.dtype)
+        partial = tl.dot(slope, key)
+        if LISTS:
+            far = length + end_row - first_row - 1
+            for begin in range(SIZE, far, KEYS):
+                j = begin + tl.arange(0, KEYS)
+                far_token, is_far = list_key(j, length, start, cu_seqlens, row, first_row, end_row)
+                far_offsets = far_token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+                far_key = tl.load(qkv + far_offsets + HEADS * DIM, mask=is_far[:, None], other=0.0)
+                far_value = tl.load(qkv + far_offsets + 2 * HEADS * DIM, mask=is_far[:, None], other=0.0)
+                far_logits = tl.dot(query, tl.trans(far_key)) * (SCALE * LOG2E) + bias
+                far_weights = tl.exp2(tl.where(is_far[None, :], far_logits, float("-inf")) - log_sum[:, None])
+                far_slope = far_weights * (tl.dot(upstream, tl.trans(far_value)) - mean[:, None]) * SCALE
+                partial += tl.dot(far_slope.to(far_key.dtype), far_key)
+        pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
+        store_gradient(pointers, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
+        if SUMS:
+            tl.store(summed, tl.sum(partial, 0))
+        partial = tl.dot(tl.trans(slope), query)
+        store_gradient(pointers + HEADS * DIM, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
+        if SUMS:
+            tl.store(summed + HEADS * DIM, _own_sum(partial, in_row, LISTS))
 
 
 # launch settings, measured on an H200, see docs/performance.md
-SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
-LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
-QUERY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 32, "STAGES": 3, "num_warps": 4}
-KEY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 2, "num_warps": 4}
+SMALL_TILE = {"SIZE": 64, "KEYS": 32, "num_warps": 4, "num_stages": 1}
+LARGE_TILE = {"SIZE": 128, "KEYS": 32, "num_warps": 4, "num_stages": 1}
 
 
 def backward_launches(dim: int) -> list[tuple[Any, dict[str, int]]]:
@@ -235,38 +134,61 @@ def backward_launches(dim: int) -> list[tuple[Any, dict[str, int]]]:
 def attend_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
     blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
-    angles: tuple[Tensor, Tensor] | None = None, whole: bool = True,
+    angles: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `short_attention.attend`.
 
     The arguments are its own, its results `out` and `sums`, and `grad_out`.
 
     If `angles` is given, queries and keys were rotated by `rotation.rotate_`, and the gradients are those of the values
-    before the rotation. `angles` are the cosines and sines, float32 [at least the longest row's length, dim / 2]. If
-    `whole` is false, `out` and `sums` are those of a softmax with further keys, and the gradients are only the part
-    that comes from the row's own keys.
+    before the rotation. `angles` are the cosines and sines, float32 [at least the longest row's length, dim / 2].
 
     Returns:
         d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],
         which is empty if `bias` is false.
     """
-    tokens, _, heads, dim = qkv.shape
-    qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
-    grad = torch.empty_like(qkv)
+    states = AttendedStates(grad_out.contiguous(), out, qkv.contiguous(), sums)
+    grad, parts, _ = row_gradients(states, cu_seqlens, cu_keys, blocks, wrap, window, bias, angles)
+    return grad, column_sums(parts, wrap) if bias else parts
+
+
+class AttendedStates(NamedTuple):
+    """Arguments and results of `short_attention.attend`, contiguous, and the gradient `grad_out` of its output."""
+
+    grad_out: Tensor
+    out: Tensor
+    qkv: Tensor
+    sums: Tensor
+
+
+def row_gradients(
+    states: AttendedStates, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any],
+    window: int | None = None, bias: bool = True, angles: tuple[Tensor, Tensor] | None = None,
+    lists: ListTensors | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Compute the gradients of each row's queries, and of its keys and values by its own queries.
+
+    The arguments are those of `attend_backward`, and the lists of `attend`.
+
+    Returns:
+        d/d(qkv) [tokens, 3, heads, dim]; partial sums of it, float32 [at least rows, 3 * heads * dim], of which row r
+        is from row r of the batch, empty if `bias` is false; with lists, the inner product of each output with its
+        gradient, float32 [heads, tokens].
+    """
+    tokens, _, heads, dim = states.qkv.shape
     rows = cu_seqlens.shape[0] - 1
-    parts = torch.empty(rows + blocks.shape[0] if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
-    means = torch.empty_like(sums)
+    grad, means = torch.empty_like(states.qkv), torch.empty_like(states.sums)
+    parts = states.sums.new_empty(rows + blocks.shape[0] if bias else 0, 3 * heads * dim)
     constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "SUMS": bias}
-    constants |= {"WINDOW": -1 if window is None else window, "ROTARY": angles is not None}
-    turns = angles or (sums, sums)
-    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, *turns)
-    block_tensors = (grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, *turns)
+    constants |= {"WINDOW": -1 if window is None else window, "ROTARY": angles is not None, "LISTS": lists is not None}
+    turns = angles or (states.sums, states.sums)
+    tensors = (*states, means, grad, parts, cu_seqlens, cu_keys, *list_arguments(lists, cu_seqlens), *turns)
     launches = backward_launches(dim)
     longest = {"SHORTEST": launches[-1][1]["SIZE"]}
     # a program ends at once if its row's length is outside of the launch's range
-    with torch.cuda.device_of(qkv):
+    with torch.cuda.device_of(grad):
         for kernel, settings in launches:
-            wrap(kernel)[(rows * heads,)](*tensors, tokens, WHOLE=whole, **constants, **settings)
-        for kernel, settings in ((_queries_backward, QUERY_BLOCKS), (_pairs_backward, KEY_BLOCKS)):
-            wrap(kernel)[(blocks.shape[0] * heads,)](*block_tensors, rows, tokens, **constants, **longest, **settings)
-    return grad, column_sums(parts, wrap) if bias else parts
+            wrap(kernel)[(rows * heads,)](*tensors, tokens, **constants, **settings)
+        for kernel, settings in BLOCK_LAUNCHES:
+            wrap(kernel)[(blocks.shape[0] * heads,)](*tensors, blocks, rows, tokens, **constants, **longest, **settings)
+    return grad, parts, means

@@ -10,6 +10,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from ranker.encoders.kernels import (  # noqa: E402
     add_norm,
     bias_gelu,
+    block_backward,
     embedding_norm,
     first_attention,
     gated_activation,
@@ -27,7 +28,7 @@ from ranker.encoders.kernels import (  # noqa: E402
 # Compute Capability", less 1 KB)
 SHARED_MEMORY = {89: 99 * 1024, 90: 227 * 1024}
 FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
-FLOAT32 |= {"partial", "word_table", "position_table", "segment_table"}
+FLOAT32 |= {"partial", "biases", "word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
 INT64 = {"token_ids", "position_ids", "segments"}
 NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
@@ -63,26 +64,26 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
 def test_attention_fits(capability: int, dim: int) -> None:
-    room = SHARED_MEMORY[capability]
     launches = short_attention_backward.backward_launches(dim)
     assert launches[0][1]["SHORTEST"] == -1, "empty rows have a part in the sums, too"
     assert [settings["SHORTEST"] for _, settings in launches[1:]] == [
         settings["SIZE"] for _, settings in launches[:-1]
     ], "no row is left out"
-    longest = {"SHORTEST": launches[-1][1]["SIZE"]}
+    for window, bias in ((-1, True), (64, False)):
+        attention_fits(capability, dim, {"WINDOW": window, "LISTS": False}, {"SUMS": bias, "ROTARY": not bias})
+
+
+def attention_fits(capability: int, dim: int, forward: dict[str, int], backward: dict[str, int]) -> None:
+    """Assert that the kernels of short rows fit; the constants of `backward` are those that `_attend` does not have."""
+    launches = short_attention_backward.backward_launches(dim)
+    longest = {**backward, "SHORTEST": launches[-1][1]["SIZE"]}
     for kernel, settings in [
         (short_attention._attend, short_attention.FORWARD),
-        *launches,
-        (short_attention_backward._queries_backward, {**longest, **short_attention_backward.QUERY_BLOCKS}),
-        (short_attention_backward._pairs_backward, {**longest, **short_attention_backward.KEY_BLOCKS}),
+        *((kernel, {**backward, **settings}) for kernel, settings in launches),
+        *((kernel, {**longest, **settings}) for kernel, settings in block_backward.BLOCK_LAUNCHES),
     ]:
-        for window, bias in ((-1, True), (64, False)):
-            sums_too = {} if kernel is short_attention._attend else {"SUMS": bias, "ROTARY": not bias}
-            sums_too |= {"WHOLE": bias} if kernel is short_attention_backward._tile_backward else {}
-            taken = shared_memory(
-                kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
-            )
-            assert taken <= room
+        taken = shared_memory(kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, **forward, **settings)
+        assert taken <= SHARED_MEMORY[capability]
 
 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
@@ -99,16 +100,13 @@ def test_grouped_attention_fits(capability: int, dim: int) -> None:
 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
 def test_attention_of_lists_fits(capability: int, dim: int) -> None:
-    shape: dict[str, float] = {"HEADS": 12, "DIM": dim}
-    scaled = {**shape, "SCALE": dim**-0.5, **list_attention.LAUNCH}
-    splits = {"SPLITS": list_attention.SPLITS}
+    attention_fits(capability, dim, {"WINDOW": -1, "LISTS": True}, {"SUMS": True, "ROTARY": False})
+    shape = {"HEADS": 12, "DIM": dim, "SPLITS": list_attention.SPLITS}
     for kernel, settings in [
-        (list_attention._others, scaled),
-        (list_attention._queries_backward, {**scaled, "SUMS": True}),
-        (list_attention._keys_backward, {**scaled, **splits}),
-        (list_attention._add_to_first, {**shape, **splits, "SUMS": True, "num_warps": 1}),
+        (list_attention._keys_backward, {"SCALE": dim**-0.5, **list_attention.LAUNCH}),
+        (list_attention._add_to_first, {"num_warps": 1}),
     ]:
-        assert shared_memory(kernel, capability, **settings) <= SHARED_MEMORY[capability]
+        assert shared_memory(kernel, capability, **shape, **settings) <= SHARED_MEMORY[capability]
 
 
 @pytest.mark.parametrize("capability", [89, 90])

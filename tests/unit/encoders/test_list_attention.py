@@ -1,15 +1,23 @@
 """Attention of lists against a plain loop over tokens and heads, and whole encoders against rows with a mask."""
 
 import math
+from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import linear
 from transformers import BertModel, ModernBertConfig, ModernBertModel
 
+from ranker.encoders.attention import PackedRows
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.list_attention import list_attention
+from ranker.encoders.kernel_functions import triton_list_kernels
+from ranker.encoders.kernels.lists import list_tensors
+from ranker.encoders.layer import LayerWeights, first_token_attention
+from ranker.encoders.list_attention import list_attention, list_bias
+from ranker.encoders.list_average import list_average
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
@@ -128,20 +136,68 @@ def test_an_encoder_computes_what_transformers_computes_under_a_mask(model, list
     torch.testing.assert_close(first, expected[rows.cu_seqlens[:-1].long()], rtol=0, atol=1e-10)
 
 
+def average_by_row(states, queries, ends, keys, blocks):
+    """`first_attention` row by row: averages, base-2 logits of all tokens, and logarithms of the softmax sums."""
+    scale = (queries.shape[2] // queries.shape[1]) ** -0.5 / math.log(2)
+    parts = [row @ query.T * scale for row, query in zip(states.split(LENGTHS), queries, strict=True)]
+    sums = torch.stack([part.exp2().sum(0).log2() for part in parts])
+    rows = zip(parts, sums, states.split(LENGTHS), strict=True)
+    return torch.stack([(part - of).exp2().T @ row for part, of, row in rows]), torch.cat(parts), sums
+
+
+def average_by_row_backward(grad_out, average, logits, sums, states, queries, ends, keys, blocks):
+    """Gradients of the states and queries by the weights of a row's own tokens, 2 ** (logits - sums)."""
+    scale, grads = (queries.shape[2] // queries.shape[1]) ** -0.5, []
+    rows = zip(logits.split(LENGTHS), sums, states.split(LENGTHS), grad_out, average, queries, strict=True)
+    for part, of, row, above, mean, query in rows:
+        weights = (part - of).exp2()
+        slopes = weights * (row @ above.T - (above * mean).sum(1)) * scale
+        grads.append((weights @ above + slopes @ query, slopes.T @ row))
+    return torch.cat([grad for grad, _ in grads]), torch.stack([grad for _, grad in grads])
+
+
+@pytest.mark.parametrize("list_size", [None, 5])
+def test_first_tokens_alone_get_the_states_and_gradients_of_attention_between_all_tokens(list_size):
+    """Over states, with the weights multiplied in, beside queries, keys and values of all tokens."""
+    torch.manual_seed(0)
+    layout, dim = RaggedLayout.of(batch(list_size=list_size)), HEADS * SIZE
+    bias = None if list_size is None else list_bias(torch.tensor(LISTS), list_size)  # 1 and 2 in base 2, so exact
+    tensors = list_tensors(torch.tensor(LISTS), max(LISTS), layout.batch.cu_seqlens, layout.row_indices, bias)
+    rows = PackedRows(layout.batch.cu_seqlens, layout.cu_keys, None, max(LENGTHS), layout.blocks, tensors)
+    by_row = SimpleNamespace(first_attention=average_by_row, first_attention_backward=average_by_row_backward)
+    firsts = layout.batch.cu_seqlens[:-1]
+
+    def alone(states, query, key, value):
+        layer = LayerWeights(query, zeros, key, zeros, value, zeros, *[zeros] * 10)
+        average = partial(list_average, kernels=by_row)
+        return first_token_attention(states, layer, HEADS, firsts, average, rows)[0]
+
+    def whole(states, *weights):
+        qkv = linear(states, torch.cat(weights)).unflatten(1, (3, HEADS, SIZE))
+        return list_attention(*qkv.unbind(1), layout).flatten(1).index_select(0, firsts)
+
+    zeros = torch.zeros(dim, dtype=torch.float64)
+    states, *weights = (torch.randn(n, dim, dtype=torch.float64) for n in (sum(LENGTHS), dim, dim, dim))
+    parts = states, *(weight * dim**-0.5 for weight in weights)
+    for mine, theirs in zip(states_and_gradients(alone, *parts), states_and_gradients(whole, *parts), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
 KERNELS = """
 import torch
-from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward, list_tensors
+from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward
+from ranker.encoders.kernels.lists import list_tensors
 from ranker.encoders.list_attention import list_attention, list_bias
 from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
 
 torch.manual_seed(0)
-lengths = [5, 66, 3, *[2] * 34, 1, 7]  # the last row is padding, and is of no list
-lists, heads, size = [2, 1, 35], 1, 16
+lengths = [5, 66, 130, 3, 62, *[2] * 37, 7]  # the last row is padding, and is of no list
+lists, heads, size = [3, 1, 38], 1, 16
 ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
 batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists), list_size=4)
 layout = RaggedLayout.of(batch)
-tensors = list_tensors(torch.tensor(lists), ends, layout.row_indices, list_bias(torch.tensor(lists), 4))
+tensors = list_tensors(torch.tensor(lists), max(lists), ends, layout.row_indices, list_bias(torch.tensor(lists), 4))
 qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
 states = qkv.double().requires_grad_()
 expected = list_attention(*states.unbind(1), layout)
@@ -167,11 +223,11 @@ def test_the_kernels_equal_float64_and_repeat_their_bits(output):
     torch.manual_seed(0)
     config = tiny_config(dim=128)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    lengths = [87] * 40 + [5, 130, 3, 64] + [30]
+    lengths = [87] * 40 + [5, 130, 3, 64] + [30] + [100, 200, *[9] * 68]
     tokens = torch.randint(5, 60, (sum(lengths),))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    lists = torch.tensor([40, 4, 1])
-    rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=40, list_size=8).to("cuda")
+    lists = torch.tensor([40, 4, 1, 70])
+    rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=70, list_size=8).to("cuda")
     model = BertModel(config, add_pooling_layer=False).cuda()
     with_kernels = Encoder(model, tiny_tokenizer())
     without = Encoder(model, tiny_tokenizer(), Execution(fused=False, compile=False))
@@ -191,3 +247,38 @@ def test_the_kernels_equal_float64_and_repeat_their_bits(output):
     for mine, other, theirs in zip(one, plain, exact, strict=True):
         bound = 0.01 * theirs.norm() + noise + 2 * (other - theirs).norm()  # torch's own sums in bf16 round as well
         assert (mine - theirs).norm() <= bound
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")
+@pytest.mark.parametrize(("size", "list_size"), product([16, 64, 128], [None, 8]))
+def test_list_attention_of_the_kernels_equals_float64_and_repeats_its_bits(size, list_size):
+    """Lists longer than a block of keys; rows longer than a tile; tiles with and without room for the other rows."""
+    torch.manual_seed(size)
+    # the last row is padding, and is of no list
+    lengths = [*[87] * 40, 64, 128, 129, 300, 1, 60, 120, *[3] * 45, 50, 7]
+    lists = torch.tensor([40, 6, 1, 46, 1], device="cuda")
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    zeros = torch.zeros(sum(lengths), dtype=torch.long, device="cuda")
+    options = {"lists": lists, "max_list": 46, "list_size": list_size}
+    layout = RaggedLayout.of(TokenBatch(zeros, zeros, ends, max(lengths), **options))
+    bias = None if list_size is None else list_bias(lists[:-1], list_size)
+    rows = (ends, ends, layout.blocks, *list_tensors(lists[:-1], 46, ends, layout.row_indices, bias))
+    qkv = torch.randn(sum(lengths), 3, 2, size, device="cuda").bfloat16()
+    above = torch.randn(sum(lengths), 2, size, device="cuda").bfloat16()
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
+
+    def run():
+        kernels = triton_list_kernels()
+        out, sums = kernels.attend(qkv, *rows)
+        return out, *kernels.attend_backward(above, qkv, out, sums, *rows)
+
+    exact = qkv.double().requires_grad_()
+    expected = list_attention(*exact.unbind(1), layout)
+    expected.backward(above.double())
+    (out, grad, summed), again = run(), run()
+    assert all(torch.equal(mine, other) for mine, other in zip((out, grad, summed), again, strict=True))
+    pairs = [(out, expected), *zip(grad.unbind(1), exact.grad.unbind(1), strict=True)]
+    pairs += zip(summed.view(3, -1)[[0, 2]], exact.grad.sum(0).flatten(1)[[0, 2]], strict=True)  # that of keys is 0
+    for mine, theirs in pairs:
+        assert (mine.double() - theirs).norm() < 1e-2 * theirs.norm()
