@@ -132,8 +132,8 @@ class Plan:
         return self.evaluated(name, self.teacher, {"quantize": name})
 
 
-def pairs_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the first candidates of the test queries, as pairs of texts."""
+def pairs_of(options: argparse.Namespace, count: int) -> list[tuple[str, str]]:
+    """Return `count` pairs of texts, the first candidates of the test queries; equal pairs would be scored once."""
     from hydra import compose, initialize_config_dir
 
     from ranker.assembly.data import load_splits
@@ -144,11 +144,11 @@ def pairs_of(options: argparse.Namespace) -> list[tuple[str, str]]:
         cfg = compose("train", [*options.data, "name=pairs", f"cache_dir={options.out / 'cache'}"])
     (collection,) = load_splits(cfg).tests.values()
     ids = collection.candidates.query_ids
-    depth = -(-options.pairs // len(ids))
+    depth = -(-count // len(ids))
     pairs = [
         (collection.queries[q], collection.docs[d].full_text) for q in ids for d in collection.candidates[q][:depth]
     ]
-    return pairs[: options.pairs]
+    return pairs[:count]
 
 
 def timed(ways: dict[str, Way], options: argparse.Namespace, accelerator: str) -> dict[str, dict[str, float]]:
@@ -159,7 +159,7 @@ def timed(ways: dict[str, Way], options: argparse.Namespace, accelerator: str) -
 
     torch.set_num_threads(1)
     clock: Callable[[], float] = time.process_time if accelerator == "cpu" else time.perf_counter
-    pairs = pairs_of(options) * (1 if accelerator == "cpu" else options.gpu_factor)
+    pairs = pairs_of(options, options.pairs * (1 if accelerator == "cpu" else options.gpu_factor))
     precision = {"cpu": "32-true"}.get(accelerator)
     rerankers, facts = {}, {}
     for name, way in ways.items():
