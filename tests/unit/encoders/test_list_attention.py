@@ -191,7 +191,7 @@ from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
 
 torch.manual_seed(0)
-lengths = [5, 66, 130, 3, 62, *[2] * 37, 7]  # the last row is padding, and is of no list
+lengths = [5, 66, 160, 3, 62, *[2] * 37, 7]  # the last row is padding, and is of no list
 lists, heads, size = [3, 1, 38], 1, 16
 ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
 batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists), list_size=4)
@@ -257,7 +257,7 @@ def test_list_attention_of_the_kernels_equals_float64_and_repeats_its_bits(size,
     """Lists longer than a block of keys; rows longer than a tile; tiles with and without room for the other rows."""
     torch.manual_seed(size)
     # the last row is padding, and is of no list
-    lengths = [*[87] * 40, 64, 128, 129, 300, 1, 60, 120, *[3] * 45, 50, 7]
+    lengths = [*[87] * 40, 64, 128, 129, 320, 1, 60, 120, *[3] * 45, 50, 7]
     lists = torch.tensor([40, 6, 1, 46, 1], device="cuda")
     ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     zeros = torch.zeros(sum(lengths), dtype=torch.long, device="cuda")
