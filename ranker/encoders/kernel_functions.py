@@ -65,3 +65,10 @@ def triton_list_kernels() -> Kernels:
         attend_backward=list_attention.attend_lists_backward,
         average=list_average,
     )
+
+
+def list_tensors(
+    lists: Tensor, max_list: int, cu_seqlens: Tensor, token_rows: Tensor, list_size: int | None
+) -> tuple[Tensor, ...]:
+    """Return the rows of each list in the form that kernels read (`kernels.list_attention.list_tensors`)."""
+    return list_attention.list_tensors(lists, max_list, cu_seqlens, token_rows, list_size)

@@ -38,9 +38,8 @@ from ranker.encoders.compiled_layer import (
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of, max_positions
-from ranker.encoders.kernel_functions import triton_kernels, triton_list_kernels
+from ranker.encoders.kernel_functions import list_tensors, triton_kernels, triton_list_kernels
 from ranker.encoders.kernel_layer import kernel_layer
-from ranker.encoders.kernels.lists import list_tensors
 from ranker.encoders.layer import (
     LayerFunctions,
     kernel_average,
@@ -49,7 +48,6 @@ from ranker.encoders.layer import (
     linear_residual_norm,
     post_norm_layer,
 )
-from ranker.encoders.list_attention import list_bias
 from ranker.encoders.pre_norm_kernels import pre_norm_kernel_layer, triton_pre_norm_kernels
 from ranker.encoders.pre_norm_layer import (
     PreNormFunctions,
@@ -94,8 +92,7 @@ class LayerPath(NamedTuple):
         max_length = max(self.min_length, 1 << (layout.batch.max_length - 1).bit_length())
         batch, lists = layout.batch, tuple[Tensor, ...]()
         if batch.lists is not None:
-            bias = None if batch.list_size is None else list_bias(batch.lists, batch.list_size)
-            lists = list_tensors(batch.lists, batch.max_list, batch.cu_seqlens, layout.row_indices, bias)
+            lists = list_tensors(batch.lists, batch.max_list, batch.cu_seqlens, layout.row_indices, batch.list_size)
         return PackedRows(batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks, lists)
 
 

@@ -19,7 +19,76 @@ from ranker.encoders.kernels.short_attention_backward import AttendedStates, row
 from ranker.encoders.kernels.sums import column_sums
 
 SPLITS = 8  # number of Triton programs that share the queries of a list to compute the gradient of its first tokens
+LISTS = {"SIZE": 128, "KEYS": KEYS, "num_warps": 1}
 LAUNCH = {"SIZE": BLOCK, "KEYS": KEYS, "num_warps": 4, "num_stages": 2}
+
+
+@triton.jit(do_not_specialize=["num_lists", "num_rows", "num_blocks", "max_list"])
+def _list_tensors(
+    lists, first_rows, end_rows, key_blocks, biases, cells, places, num_lists, num_rows, num_blocks, max_list, others,
+    SCALED: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write the tensors of one list; the last program writes the rows after the last list and the unused blocks."""
+    number = tl.program_id(0)
+    before, blocks_before = 0, 0
+    for begin in range(0, number, SIZE):
+        i = begin + tl.arange(0, SIZE)
+        sizes = tl.load(lists + i, mask=i < number, other=0).to(tl.int32)
+        before += tl.sum(sizes)
+        blocks_before += tl.sum((sizes + KEYS - 1) // KEYS)
+    if number < num_lists:
+        size = tl.load(lists + number).to(tl.int32)
+        for begin in range(0, max_list, SIZE):
+            j = begin + tl.arange(0, SIZE)
+            row, cell, is_row = before + j, number.to(tl.int64) * max_list + j, j < size
+            tl.store(cells + cell, tl.where(is_row, row, -1), mask=j < max_list)
+            tl.store(places + row, cell, mask=is_row)
+            tl.store(first_rows + row, before + j * 0, mask=is_row)
+            tl.store(end_rows + row, before + size + j * 0, mask=is_row)
+            bias = tl.zeros([SIZE], tl.float32)
+            if SCALED:
+                bias += tl.where(size > 1, tl.log2(others / tl.maximum(size - 1, 1)), 0.0)
+            tl.store(biases + row, bias, mask=is_row)
+            is_block = j < (size + KEYS - 1) // KEYS
+            tl.store(key_blocks + (blocks_before + j) * 2, before + j * 0, mask=is_block)
+            tl.store(key_blocks + (blocks_before + j) * 2 + 1, j * KEYS, mask=is_block)
+    else:
+        for begin in range(before, num_rows, SIZE):
+            row = begin + tl.arange(0, SIZE)
+            tl.store(places + row, row * 0 - 1, mask=row < num_rows)
+            tl.store(first_rows + row, row, mask=row < num_rows)
+            tl.store(end_rows + row, row + 1, mask=row < num_rows)
+            tl.store(biases + row, tl.zeros([SIZE], tl.float32), mask=row < num_rows)
+        for begin in range(blocks_before, num_blocks, SIZE):
+            i = begin + tl.arange(0, SIZE)
+            tl.store(key_blocks + i * 2, i * 0 - 1, mask=i < num_blocks)
+
+
+def list_tensors(
+    lists: Tensor, max_list: int, cu_seqlens: Tensor, token_rows: Tensor, list_size: int | None
+) -> ListTensors:
+    """Return the rows of each list, computed on the device. Rows after the last list form lists of one row each.
+
+    Args:
+        lists: Number of rows of each list, int64 [lists].
+        max_list: Largest number in `lists`.
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
+        token_rows: Row of each token, int64 [tokens].
+        list_size: See `ranker.encoders.list_attention.list_bias`; None: nothing is added to logits.
+    """
+    rows, device = cu_seqlens.shape[0] - 1, lists.device
+    blocks = rows // KEYS + lists.shape[0]
+    first_rows, end_rows = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(2))
+    key_blocks = torch.empty(blocks, 2, dtype=torch.int32, device=device)
+    biases = torch.empty(rows, dtype=torch.float32, device=device)
+    cells = torch.empty(lists.shape[0], max_list, dtype=torch.int64, device=device)
+    places = torch.empty(rows, dtype=torch.int64, device=device)
+    with torch.cuda.device_of(lists):  # Triton launches on the current device
+        _list_tensors[(lists.shape[0] + 1,)](
+            lists, first_rows, end_rows, key_blocks, biases, cells, places, lists.shape[0], rows, blocks, max_list,
+            float((list_size or 1) - 1), SCALED=list_size is not None, **LISTS,
+        )  # fmt: skip
+    return ListTensors(first_rows, end_rows, token_rows, key_blocks, biases, cells, places)
 
 
 @triton.jit

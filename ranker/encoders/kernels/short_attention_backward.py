@@ -68,6 +68,10 @@ def _tile_backward(
         out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
         upstream = tl.load(grad_out + out_offsets, mask=in_row, other=0.0)
         totals = head.to(tl.int64) * num_tokens + start + i
+        if LISTS:
+            output = tl.load(out + out_offsets, mask=in_row, other=0.0)
+            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
+            tl.store(means + totals, mean, mask=i < length)
         log_sum = tl.load(sums + totals, mask=i < length, other=float("inf"))
         logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
         if LISTS:
@@ -82,11 +86,7 @@ def _tile_backward(
         if SUMS:
             tl.store(summed + 2 * HEADS * DIM, _own_sum(partial, in_row, LISTS))
         grad_weights = tl.dot(upstream, tl.trans(value))
-        if LISTS:
-            output = tl.load(out + out_offsets, mask=in_row, other=0.0)
-            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-            tl.store(means + totals, mean, mask=i < length)
-        else:
+        if not LISTS:
             mean = tl.sum(weights * grad_weights, 1)
         slope = (weights * (grad_weights - mean[:, None]) * SCALE).to(query.dtype)
         partial = tl.dot(slope, key)

@@ -29,9 +29,9 @@ from ranker.encoders.kernels import (  # noqa: E402
 SHARED_MEMORY = {89: 99 * 1024, 90: 227 * 1024}
 FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
 FLOAT32 |= {"partial", "biases", "word_table", "position_table", "segment_table"}
-INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
-INT64 = {"token_ids", "position_ids", "segments"}
-NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
+INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "key_blocks"}
+INT64 = {"token_ids", "position_ids", "segments", "token_rows", "lists", "cells", "places"}
+NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count", "num_lists", "num_blocks", "max_list"}
 NUMBERS |= {"query_stride", "key_stride", "value_stride", "grad_stride", "x_stride"}
 
 
@@ -43,6 +43,8 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
             signature[name], given[(index,)] = "constexpr", constants[name]
         elif name in NUMBERS or (name == "blocks" and kernel is residual_norm._backward):
             signature[name] = "i32"
+        elif name == "others":
+            signature[name] = "fp32"
         else:
             signature[name] = (
                 "*fp32"
@@ -107,6 +109,7 @@ def test_attention_of_lists_fits(capability: int, dim: int) -> None:
         (list_attention._add_to_first, {"num_warps": 1}),
     ]:
         assert shared_memory(kernel, capability, **shape, **settings) <= SHARED_MEMORY[capability]
+    assert shared_memory(list_attention._list_tensors, capability, **list_attention.LISTS, SCALED=True) < 1024
 
 
 @pytest.mark.parametrize("capability", [89, 90])

@@ -13,10 +13,9 @@ from transformers import BertModel, ModernBertConfig, ModernBertModel
 from ranker.encoders.attention import PackedRows
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.kernel_functions import triton_list_kernels
-from ranker.encoders.kernels.lists import list_tensors
+from ranker.encoders.kernel_functions import list_tensors, triton_list_kernels
 from ranker.encoders.layer import LayerWeights, first_token_attention
-from ranker.encoders.list_attention import list_attention, list_bias
+from ranker.encoders.list_attention import list_attention
 from ranker.encoders.list_average import list_average
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
@@ -161,8 +160,9 @@ def test_first_tokens_alone_get_the_states_and_gradients_of_attention_between_al
     """Over states, with the weights multiplied in, beside queries, keys and values of all tokens."""
     torch.manual_seed(0)
     layout, dim = RaggedLayout.of(batch(list_size=list_size)), HEADS * SIZE
-    bias = None if list_size is None else list_bias(torch.tensor(LISTS), list_size)  # 1 and 2 in base 2, so exact
-    tensors = list_tensors(torch.tensor(LISTS), max(LISTS), layout.batch.cu_seqlens, layout.row_indices, bias)
+    bias = [0.0] * 6 if list_size is None else [1.0, 1.0, 1.0, 0.0, 2.0, 2.0]  # log2(4 / 2), and log2(4 / 1)
+    parts = ([0, 0, 0, 3, 4, 4], [3, 3, 3, 4, 6, 6], [], [], bias, [[0, 1, 2], [3, -1, -1], [4, 5, -1]])
+    tensors = [torch.tensor(part) for part in (*parts, [0, 1, 2, 3, 6, 7])]
     rows = PackedRows(layout.batch.cu_seqlens, layout.cu_keys, None, max(LENGTHS), layout.blocks, tensors)
     by_row = SimpleNamespace(first_attention=average_by_row, first_attention_backward=average_by_row_backward)
     firsts = layout.batch.cu_seqlens[:-1]
@@ -185,19 +185,20 @@ def test_first_tokens_alone_get_the_states_and_gradients_of_attention_between_al
 
 KERNELS = """
 import torch
-from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward
-from ranker.encoders.kernels.lists import list_tensors
-from ranker.encoders.list_attention import list_attention, list_bias
+from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward, list_tensors
+from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
 
 torch.manual_seed(0)
-lengths = [5, 66, 130, 3, 62, *[2] * 37, 7]  # the last row is padding, and is of no list
+lengths = [5, 66, 160, 3, 62, *[2] * 37, 7]  # the last row is padding, and is of no list
 lists, heads, size = [3, 1, 38], 1, 16
 ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
 batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists), list_size=4)
 layout = RaggedLayout.of(batch)
-tensors = list_tensors(torch.tensor(lists), max(lists), ends, layout.row_indices, list_bias(torch.tensor(lists), 4))
+tensors = list_tensors(torch.tensor(lists), max(lists), ends, layout.row_indices, 4)
+assert tensors.cells.tolist() == [[0, 1, 2, *[-1] * 35], [3, *[-1] * 37], [*range(4, 42)]]
+assert tensors.places.tolist() == [0, 1, 2, 38, *range(76, 114), -1]
 qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
 states = qkv.double().requires_grad_()
 expected = list_attention(*states.unbind(1), layout)
@@ -256,14 +257,13 @@ def test_list_attention_of_the_kernels_equals_float64_and_repeats_its_bits(size,
     """Lists longer than a block of keys; rows longer than a tile; tiles with and without room for the other rows."""
     torch.manual_seed(size)
     # the last row is padding, and is of no list
-    lengths = [*[87] * 40, 64, 128, 129, 300, 1, 60, 120, *[3] * 45, 50, 7]
+    lengths = [*[87] * 40, 64, 128, 129, 320, 1, 60, 120, *[3] * 45, 50, 7]
     lists = torch.tensor([40, 6, 1, 46, 1], device="cuda")
     ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     zeros = torch.zeros(sum(lengths), dtype=torch.long, device="cuda")
     options = {"lists": lists, "max_list": 46, "list_size": list_size}
     layout = RaggedLayout.of(TokenBatch(zeros, zeros, ends, max(lengths), **options))
-    bias = None if list_size is None else list_bias(lists[:-1], list_size)
-    rows = (ends, ends, layout.blocks, *list_tensors(lists[:-1], 46, ends, layout.row_indices, bias))
+    rows = (ends, ends, layout.blocks, *list_tensors(lists[:-1], 46, ends, layout.row_indices, list_size))
     qkv = torch.randn(sum(lengths), 3, 2, size, device="cuda").bfloat16()
     above = torch.randn(sum(lengths), 2, size, device="cuda").bfloat16()
     torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
