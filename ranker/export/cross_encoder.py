@@ -53,6 +53,7 @@ SCORER = "ranker.models.monobert.MonoBERT"
 OWN_FILE = "scorer.json"  # the dropout rate, which sentence-transformers does not have
 TOKENIZER, INPUTS = "tokenizer_config.json", ("input_ids", "attention_mask")
 IDENTITY = "torch.nn.modules.linear.Identity"
+ENLARGED = 100.0  # factor of a language model's logits, to find out whether the model caps them
 SCORES = {"module_input_name": "sentence_embedding", "module_output_name": "scores"}
 
 
@@ -256,10 +257,15 @@ def _language_model(modules: list[StoredModule], encoder: Encoder) -> Classifier
     with torch.no_grad():
         ids = torch.tensor([common_tokens(encoder.tokenizer, len(output.weight))[:8]])
         states: list[Any] = []
-        output.register_forward_hook(lambda module, inputs, result: states.append(inputs[0]))  # noqa: ARG005
+
+        def enlarge(_: Any, inputs: Any, result: Tensor) -> Tensor:
+            states.append(inputs[0])
+            return ENLARGED * result  # small logits are below a cap, and nearly linear
+
+        output.register_forward_hook(enlarge)
         whole = model(input_ids=ids).logits[0]
         logits = whole[:, yes] - (0 if no is None else whole[:, no])
-        change = float((head(states[0][0])[:, 0] - logits).abs().max())
+        change = float((ENLARGED * head(states[0][0])[:, 0] - logits).abs().max())
     if change > TOLERANCE * max(1.0, float(logits.abs().max())):
         raise CheckpointError(
             f"{modules[0].folder}: expected logits that are a linear function of the states, got those of "

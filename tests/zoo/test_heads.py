@@ -152,9 +152,10 @@ def test_a_default_prompt_is_kept_or_its_loss_is_said(checkpoint, tmp_path, capl
             torch.testing.assert_close(got[:-1], expected[:-1], rtol=0, atol=1e-5)  # the last doc is cut
 
 
-def test_logits_that_the_model_caps_are_refused(checkpoint, tmp_path):
+@pytest.mark.parametrize("cap", [0.1, 30.0])  # 30: Gemma 2's default, of which logits near 1 are hardly changed
+def test_logits_that_the_model_caps_are_refused(cap, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint("gemma2"), tmp_path / "capped")
-    config = json.loads((folder / "config.json").read_text()) | {"final_logit_softcapping": 0.1}
+    config = json.loads((folder / "config.json").read_text()) | {"final_logit_softcapping": cap}
     (folder / "config.json").write_text(json.dumps(config))
     modules = [Transformer(str(folder), transformer_task="text-generation"), LogitScore(11, 12)]
     CrossEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "theirs"))
