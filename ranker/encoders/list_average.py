@@ -2,14 +2,14 @@
 
 `ranker.encoders.layer.first_token_attention` explains why the other tokens need no keys and values. A kernel averages
 the states of each row (`kernels.first_attention`). Batched products over a grid [lists, longest list] average the other
-rows' first tokens, and the softmax sums of both parts give their weights. The backward pass uses the sums and averages
-over all keys, so both parts can be differentiated separately (Dao et al., 2022, arXiv:2205.14135).
+rows' first tokens, and the softmax sums of both parts give their weights. The backward pass computes the weights again
+from the sums over all keys, so both parts can be differentiated separately (Dao et al., 2022, arXiv:2205.14135).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ try:
     from ranker.encoders.kernels import first_attention
 except ImportError:  # no Triton
     first_attention = None  # type: ignore[assignment]
+
+LARGEST = 2**26  # values of a part's largest tensor: 256 MiB in float32
 
 
 def list_average(states: Tensor, queries: Tensor, rows: PackedRows, kernels: Any = first_attention) -> Tensor:
@@ -45,58 +47,98 @@ class _ListAverage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, queries: Tensor, rows: PackedRows, kernels: Any) -> Tensor:
         heads, dim = queries.shape[1:]
-        lists = ListTensors(*rows.lists)
-        cells, places = lists.cells.clamp(min=0).flatten(), lists.places.clamp(min=0)
-        count, longest = lists.cells.shape
-        in_list = (lists.places >= 0)[:, None]
-        scale = (dim // heads) ** -0.5
         own, own_logits, own_sums = kernels.first_attention(states, queries, rows.cu_seqlens, rows.cu_keys, rows.blocks)
-        firsts = states.index_select(0, rows.cu_seqlens.index_select(0, cells)).view(count, longest, dim)
-        asked = queries.index_select(0, cells).view(count, longest * heads, dim)
-        logits = _product(asked, firsts.transpose(1, 2)).view(count, longest, heads, longest)
-        logits = torch.add(_added(lists, logits.dtype), logits, alpha=scale)
-        grid_sums = own_sums.index_select(0, cells).view(count, longest, heads, 1) * math.log(2)
-        logs = torch.cat([logits, grid_sums], 3).log_softmax(3)  # a row's own states are one more key
-        own_logs = torch.where(in_list, logs[..., -1].flatten(0, 1).index_select(0, places), 0.0)
-        weights = logs[..., :-1].exp().view(count, longest * heads, longest)
-        others = _product(weights.to(states.dtype), firsts).view(-1, heads, dim).index_select(0, places)
-        average = own * own_logs.exp()[..., None]
-        average = torch.where(in_list[..., None], average + others, average)
-        sums = own_sums - own_logs / math.log(2)
-        ctx.rows, ctx.kernels, ctx.scale = rows, kernels, scale
-        ctx.save_for_backward(states, queries, average, own_logits, sums, firsts, asked, weights)
+        parts = _parts(rows, heads, dim)
+        # one row more than there are: cells without a row write into it
+        others, own_logs = own.new_zeros(len(own) + 1, heads, dim), own_sums.new_zeros(len(own) + 1, heads)
+        for part in parts:
+            firsts, asked = part.states(states), part.take(queries)
+            logits = part.logits(asked, firsts)
+            sums = part.take(own_sums)[..., None] * math.log(2)
+            logs = torch.cat([logits, sums], 3).log_softmax(3)  # a row's own states are one more key
+            part.put(own_logs, logs[..., -1])
+            part.put(others, _product(logs[..., :-1].exp().flatten(1, 2).to(states.dtype), firsts))
+        average = own * own_logs[:-1].exp()[..., None] + others[:-1]
+        sums = own_sums - own_logs[:-1] / math.log(2)
+        ctx.rows, ctx.kernels, ctx.parts = rows, kernels, parts
+        ctx.save_for_backward(states, queries, average, own_logits, sums)
         return average.to(states.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        states, queries, average, own_logits, sums, firsts, asked, weights = ctx.saved_tensors
-        rows, lists = ctx.rows, ListTensors(*ctx.rows.lists)
-        cells, places = lists.cells.clamp(min=0).flatten(), lists.places.clamp(min=0)
+        states, queries, average, own_logits, sums = ctx.saved_tensors
+        rows = ctx.rows
         grad, grad_queries = ctx.kernels.first_attention_backward(
             grad_out, average, own_logits, sums, states, queries, rows.cu_seqlens, rows.cu_keys, rows.blocks
         )
-        upstream = grad_out.index_select(0, cells).view_as(asked)
-        means = (grad_out * average).sum(-1).index_select(0, cells).view(*weights.shape[:2], 1)
-        slopes = weights * (_product(upstream, firsts.transpose(1, 2)) - means) * ctx.scale
-        slopes, weights = slopes.to(states.dtype), weights.to(states.dtype)
-        added = _product(slopes, firsts).view(-1, *queries.shape[1:]).index_select(0, places)
-        added = torch.where((lists.places >= 0)[:, None, None], added, 0.0)
-        grad_firsts = _product(slopes.transpose(1, 2), asked) + _product(weights.transpose(1, 2), upstream)
-        # in a fixed order: only one cell has a row's first token, and cells without a row add 0
-        grad.index_add_(0, rows.cu_seqlens.index_select(0, cells), grad_firsts.flatten(0, 1).to(grad.dtype))
-        return grad, (grad_queries + added).to(queries.dtype), None, None
+        means = (grad_out * average).sum(-1)
+        added = means.new_zeros(len(queries) + 1, *queries.shape[1:])
+        for part in ctx.parts:
+            firsts, asked, upstream = part.states(states), part.take(queries), part.take(grad_out)
+            log_sums = part.take(sums)[..., None] * math.log(2)
+            weights = (part.logits(asked, firsts) - log_sums).exp().flatten(1, 2)
+            asked, upstream = asked.flatten(1, 2), upstream.flatten(1, 2)
+            change = _product(upstream, firsts.transpose(1, 2)) - part.take(means).flatten(1)[..., None]
+            slopes, weights = (weights * change * part.scale).to(states.dtype), weights.to(states.dtype)
+            part.put(added, _product(slopes, firsts))
+            grad_firsts = _product(slopes.transpose(1, 2), asked) + _product(weights.transpose(1, 2), upstream)
+            # in a fixed order: only one cell has a row's first token, and cells without a row add 0
+            grad.index_add_(0, part.tokens, grad_firsts.flatten(0, 1).to(grad.dtype))
+        return grad, (grad_queries + added[:-1]).to(queries.dtype), None, None
 
 
-def _added(lists: ListTensors, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the logits of other rows' first tokens, [lists, longest list, 1, longest list].
+class _Part(NamedTuple):
+    """Some lists of a batch.
 
-    It is -inf for a row's own first token and for cells without a row.
+    Args:
+        cells: Row in each cell, [lists, longest list]; -1 in cells without a row.
+        tokens: First token of the row in each cell, [cells]; row 0's in cells without a row.
+        added: What is added to the logits of the first tokens, [lists, longest list, 1, longest list]; -inf for a row's
+            own first token and for cells without a row.
+        scale: Factor of the logits.
     """
-    has_row, (_, longest) = lists.cells >= 0, lists.cells.shape
-    bias = lists.biases.index_select(0, lists.cells[:, 0].clamp(min=0)).to(dtype) * math.log(2)
-    others = has_row[:, :, None] & has_row[:, None] & ~torch.eye(longest, dtype=torch.bool, device=bias.device)
-    return torch.where(others, bias[:, None, None], -math.inf)[:, :, None]
+
+    cells: Tensor
+    tokens: Tensor
+    added: Tensor
+    scale: float
+
+    def take(self, of_rows: Tensor) -> Tensor:
+        """Return values of rows by cell, [lists, longest list, ...]; row 0's in cells without a row."""
+        taken = of_rows.index_select(0, self.cells.clamp(min=0).flatten())
+        return taken.view(*self.cells.shape, *of_rows.shape[1:])
+
+    def states(self, states: Tensor) -> Tensor:
+        """Return the states of first tokens by cell, [lists, longest list, dim]."""
+        return states.index_select(0, self.tokens).view(*self.cells.shape, -1)
+
+    def put(self, of_rows: Tensor, values: Tensor) -> None:
+        """Write values of cells [lists, longest list, ...] into `of_rows`; its last row is for cells without a row."""
+        cells = torch.where(self.cells >= 0, self.cells, len(of_rows) - 1).flatten()
+        of_rows.index_copy_(0, cells, values.reshape(-1, *of_rows.shape[1:]).to(of_rows.dtype))
+
+    def logits(self, asked: Tensor, firsts: Tensor) -> Tensor:
+        """Return the logits of all cells' queries and first tokens, [lists, longest list, heads, longest list]."""
+        count, longest, heads, _ = asked.shape
+        products = _product(asked.flatten(1, 2), firsts.transpose(1, 2)).view(count, longest, heads, longest)
+        return torch.add(self.added.to(products.dtype), products, alpha=self.scale)
+
+
+def _parts(rows: PackedRows, heads: int, dim: int) -> list[_Part]:
+    """Cut the lists into parts, because a long list beside many short ones has a grid of many empty cells."""
+    lists = ListTensors(*rows.lists)
+    longest = lists.cells.shape[1]
+    size = max(1, LARGEST // max(1, longest * heads * (dim + longest)))
+    parts = []
+    for cells in lists.cells.split(size):
+        has_row = cells >= 0
+        bias = lists.biases.index_select(0, cells[:, 0].clamp(min=0)).double() * math.log(2)
+        others = has_row[:, :, None] & has_row[:, None] & ~torch.eye(longest, dtype=torch.bool, device=cells.device)
+        added = torch.where(others, bias[:, None, None], -math.inf)[:, :, None]
+        tokens = rows.cu_seqlens.index_select(0, cells.clamp(min=0).flatten())
+        parts.append(_Part(cells, tokens, added, (dim // heads) ** -0.5))
+    return parts
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -19,13 +19,13 @@ from ranker.encoders.kernels.short_attention_backward import AttendedStates, row
 from ranker.encoders.kernels.sums import column_sums
 
 SPLITS = 8  # number of Triton programs that share the queries of a list to compute the gradient of its first tokens
-LISTS = {"SIZE": 128, "KEYS": KEYS, "num_warps": 1}
+TENSORS = {"SIZE": 128, "KEYS": KEYS, "num_warps": 1}
 LAUNCH = {"SIZE": BLOCK, "KEYS": KEYS, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit(do_not_specialize=["num_lists", "num_rows", "num_blocks", "max_list"])
 def _list_tensors(
-    lists, first_rows, end_rows, key_blocks, biases, cells, places, num_lists, num_rows, num_blocks, max_list, others,
+    lists, first_rows, end_rows, key_blocks, biases, cells, num_lists, num_rows, num_blocks, max_list, others,
     SCALED: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Write the tensors of one list; the last program writes the rows after the last list and the unused blocks."""
@@ -42,7 +42,6 @@ def _list_tensors(
             j = begin + tl.arange(0, SIZE)
             row, cell, is_row = before + j, number.to(tl.int64) * max_list + j, j < size
             tl.store(cells + cell, tl.where(is_row, row, -1), mask=j < max_list)
-            tl.store(places + row, cell, mask=is_row)
             tl.store(first_rows + row, before + j * 0, mask=is_row)
             tl.store(end_rows + row, before + size + j * 0, mask=is_row)
             bias = tl.zeros([SIZE], tl.float32)
@@ -55,7 +54,6 @@ def _list_tensors(
     else:
         for begin in range(before, num_rows, SIZE):
             row = begin + tl.arange(0, SIZE)
-            tl.store(places + row, row * 0 - 1, mask=row < num_rows)
             tl.store(first_rows + row, row, mask=row < num_rows)
             tl.store(end_rows + row, row + 1, mask=row < num_rows)
             tl.store(biases + row, tl.zeros([SIZE], tl.float32), mask=row < num_rows)
@@ -82,13 +80,12 @@ def list_tensors(
     key_blocks = torch.empty(blocks, 2, dtype=torch.int32, device=device)
     biases = torch.empty(rows, dtype=torch.float32, device=device)
     cells = torch.empty(lists.shape[0], max_list, dtype=torch.int64, device=device)
-    places = torch.empty(rows, dtype=torch.int64, device=device)
     with torch.cuda.device_of(lists):  # Triton launches on the current device
         _list_tensors[(lists.shape[0] + 1,)](
-            lists, first_rows, end_rows, key_blocks, biases, cells, places, lists.shape[0], rows, blocks, max_list,
-            float((list_size or 1) - 1), SCALED=list_size is not None, **LISTS,
+            lists, first_rows, end_rows, key_blocks, biases, cells, lists.shape[0], rows, blocks, max_list,
+            float((list_size or 1) - 1), SCALED=list_size is not None, **TENSORS,
         )  # fmt: skip
-    return ListTensors(first_rows, end_rows, token_rows, key_blocks, biases, cells, places)
+    return ListTensors(first_rows, end_rows, token_rows, key_blocks, biases, cells)
 
 
 @triton.jit

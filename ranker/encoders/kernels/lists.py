@@ -20,7 +20,6 @@ class ListTensors(NamedTuple):
             the block is unused), and how many rows of the list come before the block.
         biases: For each row, what is added to the logits of other rows' first tokens, in base 2, float32 [rows].
         cells: Row in each cell of a grid of lists, int64 [lists, longest list]; -1 in cells without a row.
-        places: For each row, its cell in the flattened grid, int64 [rows]; -1 for rows after the last list.
     """
 
     first_rows: Tensor
@@ -29,4 +28,3 @@ class ListTensors(NamedTuple):
     key_blocks: Tensor
     biases: Tensor
     cells: Tensor
-    places: Tensor

@@ -155,14 +155,22 @@ def average_by_row_backward(grad_out, average, logits, sums, states, queries, en
     return torch.cat([grad for grad, _ in grads]), torch.stack([grad for _, grad in grads])
 
 
-@pytest.mark.parametrize("list_size", [None, 5])
-def test_first_tokens_alone_get_the_states_and_gradients_of_attention_between_all_tokens(list_size):
-    """Over states, with the weights multiplied in, beside queries, keys and values of all tokens."""
+@pytest.mark.parametrize(("list_size", "largest"), [(None, 2**26), (5, 2**26), (1, 2**26), (5, 1)])
+def test_first_tokens_alone_get_the_states_and_gradients_of_attention_between_all_tokens(
+    list_size, largest, monkeypatch
+):
+    """Over states, with the weights multiplied in, beside queries, keys and values of all tokens.
+
+    With `largest` = 1, each list is computed by itself.
+    """
+    monkeypatch.setattr("ranker.encoders.list_average.LARGEST", largest)
     torch.manual_seed(0)
     layout, dim = RaggedLayout.of(batch(list_size=list_size)), HEADS * SIZE
-    bias = [0.0] * 6 if list_size is None else [1.0, 1.0, 1.0, 0.0, 2.0, 2.0]  # log2(4 / 2), and log2(4 / 1)
+    bias = {5: [1.0, 1.0, 1.0, 0.0, 2.0, 2.0], 1: [-math.inf] * 3 + [0.0] + [-math.inf] * 2}.get(  # log2((L - 1) / 2)
+        list_size, [0.0] * 6
+    )
     parts = ([0, 0, 0, 3, 4, 4], [3, 3, 3, 4, 6, 6], [], [], bias, [[0, 1, 2], [3, -1, -1], [4, 5, -1]])
-    tensors = [torch.tensor(part) for part in (*parts, [0, 1, 2, 3, 6, 7])]
+    tensors = [torch.tensor(part) for part in parts]
     rows = PackedRows(layout.batch.cu_seqlens, layout.cu_keys, None, max(LENGTHS), layout.blocks, tensors)
     by_row = SimpleNamespace(first_attention=average_by_row, first_attention_backward=average_by_row_backward)
     firsts = layout.batch.cu_seqlens[:-1]
@@ -198,7 +206,6 @@ batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists,
 layout = RaggedLayout.of(batch)
 tensors = list_tensors(torch.tensor(lists), max(lists), ends, layout.row_indices, 4)
 assert tensors.cells.tolist() == [[0, 1, 2, *[-1] * 35], [3, *[-1] * 37], [*range(4, 42)]]
-assert tensors.places.tolist() == [0, 1, 2, 38, *range(76, 114), -1]
 qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
 states = qkv.double().requires_grad_()
 expected = list_attention(*states.unbind(1), layout)
