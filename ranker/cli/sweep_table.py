@@ -125,7 +125,8 @@ def finish_sweep(sweep: Path, maximize: bool = True, min_finished: int | None = 
     print_table(rows, maximize)
     print(f"sweep: {sweep / SUMMARY}", file=sys.stderr)  # noqa: T201
     if any(row["objective"] is not None for row in rows):
-        from ranker.cli.sweep_picture import draw_sweep, save
+        from ranker.cli.sweep_picture import draw_sweep
+        from ranker.evaluation.figures import save
 
         save(draw_sweep(rows, swept_values(rows), maximize), sweep, "sweep")
     failed = [row for row in rows if row["status"] not in ("ok", "pruned")]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ranker.data.key_numbers import key_of
 from ranker.data.row_files import Chunk, Rows, read_chunks, read_columns, read_rows
 from ranker.data.row_pairs import NO_GRADE, PAIR, PairWriter, Relevant
 from ranker.data.row_shapes import Columns, Examples, Shape, recognise
 from ranker.data.row_values import read_id
 from ranker.data.row_workers import in_order
+from ranker.data.text_keys import key_of
 from ranker.data.text_table import TextTable, TextWriter
 from ranker.errors import DataError
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from ranker.data.collection import Doc, add_to_digest
-from ranker.data.key_numbers import KEY, KeyNumbers, key_of
+from ranker.data.text_keys import KEY, KeyNumbers, key_of
 from ranker.data.token_writer import map_array
 
 _CHUNK = 4096

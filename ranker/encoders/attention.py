@@ -32,7 +32,7 @@ class PackedRows(NamedTuple):
         key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
         max_length: Upper bound of the row lengths, as an int.
         blocks: See `RaggedLayout.blocks`; only kernels of this package read it.
-        lists: The rows of each list, `kernels.list_attention.ListTensors`; empty: rows attend only to themselves.
+        lists: The rows of each list, `kernels.lists.ListTensors`; empty: rows attend only to themselves.
     """
 
     cu_seqlens: Tensor

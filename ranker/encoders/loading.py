@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from ranker.encoders.adapters import base_of, merge_folder
 from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.encoder_files import folder_of, in_package, no_hub
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.gguf_file import parses_once
 from ranker.encoders.lora import ROUNDED, LoRA, add_adapter
 from ranker.encoders.lora_base import cast_base
 from ranker.encoders.model_folder import check_model_folder
-from ranker.encoders.places import folder_of, in_package, no_hub
 from ranker.encoders.quantized_base import quantize_base
 from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
 from ranker.encoders.tiny import (

@@ -84,7 +84,7 @@ class RaggedForward:
 
     def can_skip_other_tokens(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        if batch.lists is not None:  # with lists, the other tokens are dropped after attention
+        if batch.lists is not None:  # kernels leave the other tokens out; elsewhere they are dropped after attention
             return True
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))

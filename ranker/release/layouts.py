@@ -18,7 +18,6 @@ from ranker.encoders.word_head import WordHead
 from ranker.errors import ConfigError
 from ranker.export import _adapter, cross_encoder, language_model
 from ranker.export import _sequence_classification as sequence_classification
-from ranker.export._modules import has_modules
 from ranker.export._prompt import as_prefix, write_prompt
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
@@ -159,12 +158,3 @@ def megabytes(folder: Path) -> float:
     """Return the size of a folder's weights and graphs in megabytes (10^6 bytes)."""
     endings = (".safetensors", ".onnx", ".data", ".bin")
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in endings) / 1e6
-
-
-def is_sequence_classifier(folder: Path) -> bool:
-    """Return whether a folder has a sequence classification model without modules.json."""
-    content = (
-        json.loads((folder / "config.json").read_text(encoding="utf-8")) if (folder / "config.json").is_file() else {}
-    )
-    names = content.get("architectures") or []
-    return not has_modules(folder) and any("ForSequenceClassification" in name for name in names)

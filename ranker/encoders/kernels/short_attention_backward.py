@@ -44,7 +44,7 @@ def _tile_backward(
     """Compute all gradients of one row and head as one tile, if the row has more than SHORTEST and at most SIZE tokens.
 
     With LISTS, the tile's columns after the row's tokens are the first tokens of other rows. A loop over KEYS columns
-    reads those that do not fit. Only then is `out` read, and are `means` written (as in `block_backward`).
+    reads those that do not fit. `out` is then read, and `means` are written (as in `block_backward`).
     """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)

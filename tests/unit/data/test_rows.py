@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from ranker.data.key_numbers import KeyNumbers, key_of
 from ranker.data.row_files import CHUNK
 from ranker.data.row_groups import RowGroups
 from ranker.data.row_shapes import recognise
 from ranker.data.sampling import GroupOptions
 from ranker.data.sources.rows import Rows
+from ranker.data.text_keys import KeyNumbers, key_of
 from ranker.data.text_table import TextTable, TextWriter
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
