@@ -1,7 +1,7 @@
 """Quality of a language model as a reranker: BM25, monoBERT, the model as it is, and after LoRA training.
 
     python benchmarks/lm_quality.py --device cuda    # SmolLM2-135M on cwe, BM25's top 20, three seeds
-    python benchmarks/lm_quality.py --seeds 1 --steps 2 --rows untrained lora --with depth=1
+    python benchmarks/lm_quality.py --seeds 1 --steps 2 --rows untrained lora --with depth=1 --out small
 
 Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
 step is repeated. Seeds differ in the order of the training data and in the adapters' first values. The table has means
@@ -24,7 +24,17 @@ from students import MEASURE, Step, against, values
 ROWS = ["monobert", "monobert_short", "untrained", "lora"]
 
 
-def write_untrained(folder: Path, model: list[str]) -> None:
+def model_options(options: argparse.Namespace) -> list[str]:
+    """Return the options of the language model, as for train.py."""
+    return ["model=lm_reranker", f"encoder={options.encoder}", "max_pair_tokens=256"]
+
+
+def untrained(options: argparse.Namespace) -> Path:
+    """Return the folder of the language model as it is."""
+    return options.out / f"{options.encoder}_untrained"
+
+
+def write_untrained(options: argparse.Namespace) -> None:
     """Write the folder of a language model that has not been trained as a reranker, unless it exists."""
     from hydra import compose, initialize_config_dir
 
@@ -33,18 +43,19 @@ def write_untrained(folder: Path, model: list[str]) -> None:
     from ranker.cli import entry
     from ranker.config.roots import CONF
 
+    folder = untrained(options)
     if folder.is_dir():
         return
     entry.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("train", [*model, "name=untrained"])
+        cfg = compose("train", [*model_options(options), "name=untrained"])
     save_model(folder, build_scorer(cfg), cfg)
 
 
 def steps(options: argparse.Namespace) -> dict[str, list[Step]]:
     """Return the steps of each row, one for each seed; the untrained model has one step."""
     out, common = options.out, (*options.data, "depth=20", *options.with_)
-    model = ["model=lm_reranker", f"encoder={options.encoder}", "max_pair_tokens=256"]
+    model = model_options(options)
     budget = ["trainer.max_epochs=-1", f"trainer.max_steps={options.steps}"]
     rows = {
         "monobert": ["encoder=minilm"],
@@ -61,10 +72,8 @@ def steps(options: argparse.Namespace) -> dict[str, list[Step]]:
         ]
         for name, more in rows.items()
     }
-    evaluated = (f"checkpoint={out / 'untrained' / 'model'}", *common, device, "report=none")
-    found["untrained"] = [Step(out / "untrained" / "run", "evaluate", evaluated)]
-    if "untrained" in options.rows:
-        write_untrained(out / "untrained" / "model", model)
+    evaluated = (f"checkpoint={untrained(options)}", *common, device, "report=none")
+    found["untrained"] = [Step(out / "untrained", "evaluate", evaluated)]
     return {name: found[name] for name in options.rows}
 
 
@@ -82,6 +91,8 @@ def main() -> None:
     options = parser.parse_args()
     options.out = options.out.absolute()
     plan = steps(options)
+    if "untrained" in options.rows:
+        write_untrained(options)
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(Step.run, [step for row in plan.values() for step in row]))
     systems = {name: [values(step.folder)[0] for step in row] for name, row in plan.items()}

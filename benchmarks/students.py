@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from one_line import one_line
 
+from ranker.errors import ConfigError
 from ranker.evaluation.significance import randomisation_test, wins_losses_ties
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,13 +50,26 @@ class Step:
     arguments: tuple[str, ...]
 
     def run(self) -> Path:
-        """Run the command unless its result exists; return the folder."""
+        """Run the command unless its result exists; return the folder.
+
+        Raises:
+            ConfigError: The folder has the result of another command.
+        """
         words = ["-m", "ranker", self.command, *self.arguments, f"hydra.run.dir={self.folder}"]
-        print("python", shlex.join(words), flush=True)
-        if not any(self.folder.glob(FINISHED[self.command])):
+        shown, written = shlex.join(words), self.folder.parent / f"{self.folder.name}.command"
+        print("python", shown, flush=True)
+        if any(self.folder.glob(FINISHED[self.command])):
+            before = written.read_text() if written.is_file() else shown
+            if before != shown:
+                raise ConfigError(
+                    f"{self.folder}: expected the result of this command, got that of python {before}; name another "
+                    "folder with --out"
+                )
+        else:
             shutil.rmtree(self.folder, ignore_errors=True)  # left by a killed run; only this script writes there
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            with self.folder.with_suffix(".log").open("w") as log:
+            written.write_text(shown)
+            with (self.folder.parent / f"{self.folder.name}.log").open("w") as log:
                 quiet = ["trainer.enable_progress_bar=false"]
                 command = [sys.executable, "-W", "ignore", *words, *quiet]
                 variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
