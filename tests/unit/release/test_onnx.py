@@ -82,7 +82,9 @@ def test_scores_are_those_of_transformers_on_each_pair_alone(tmp_path):
 def test_vectors_are_those_of_sentence_transformers(tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     torch.manual_seed(0)
-    scorer = DPR(load_encoder("tiny"), pooling="mean", projection=8, activation="tanh", query_prompt="search: ")
+    scorer = DPR(
+        load_encoder("tiny", layers=1), pooling="mean", projection=8, activation="tanh", query_prompt="search: "
+    )
     assert exported(scorer, tmp_path) == ["model.onnx"]
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "layout"), device="cpu")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -98,7 +100,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path):
 def test_token_vectors_and_maxsim_are_those_of_sentence_transformers(tmp_path, attended):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     torch.manual_seed(0)
-    scorer = ColBERT(load_encoder("tiny"), projection=8, query_length=12, attend_to_expansion=attended)
+    scorer = ColBERT(load_encoder("tiny", layers=1), projection=8, query_length=12, attend_to_expansion=attended)
     assert exported(scorer, tmp_path) == ["model.onnx"]
     theirs = sentence_transformers.MultiVectorEncoder(str(tmp_path / "layout"), device="cpu")
     docs = [*DOCS, "a river, a sea; (cold)."]  # with tokens that have no vector
