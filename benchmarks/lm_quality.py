@@ -1,7 +1,7 @@
 """Quality of a language model as a reranker: BM25, monoBERT, the model as it is, and after LoRA training.
 
     python benchmarks/lm_quality.py --device cuda    # SmolLM2-135M on cwe, BM25's top 20, three seeds
-    python benchmarks/lm_quality.py --seeds 1 --steps 2 --rows untrained lora --with depth=1 --out small
+    python benchmarks/lm_quality.py --encoder tiny_lm --seeds 1 --rows untrained lora --with depth=2 --out small
 
 Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
 step is repeated. Seeds differ in the order of the training data and in the adapters' first values. The table has means
