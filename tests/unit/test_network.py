@@ -17,7 +17,7 @@ import pytest
 
 from ranker import network
 from ranker.data import ir_datasets_access as irds
-from ranker.encoders import loading, places
+from ranker.encoders import encoder_files, loading
 from ranker.errors import ConfigError, DataError, RankerError
 from ranker.network import unreachable
 from ranker.training import dashboards, loggers
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def hole(monkeypatch):
     """A server that accepts connections and never answers; waiting is cut to a tenth of a second."""
     waits = lambda url: unreachable(url, 0.1)  # noqa: E731
-    for module in (places, irds, dashboards):
+    for module in (encoder_files, irds, dashboards):
         monkeypatch.setattr(module, "unreachable", waits)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

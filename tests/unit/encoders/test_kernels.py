@@ -109,7 +109,7 @@ def test_attention_of_lists_fits(capability: int, dim: int) -> None:
         (list_attention._add_to_first, {"num_warps": 1}),
     ]:
         assert shared_memory(kernel, capability, **shape, **settings) <= SHARED_MEMORY[capability]
-    assert shared_memory(list_attention._list_tensors, capability, **list_attention.LISTS, SCALED=True) < 1024
+    assert shared_memory(list_attention._list_tensors, capability, **list_attention.TENSORS, SCALED=True) < 1024
 
 
 @pytest.mark.parametrize("capability", [89, 90])
