@@ -213,8 +213,8 @@ def draw(content: dict, path: Path) -> None:
     figure, axes = new_figure(9, 3.6, 1, 2)
     for number, part in enumerate(content.values(), 1):
         speed = part["speeds"]["cpu"]
-        places = (part.get("parameters"), 1000 / speed["speed"] if speed else None)
-        for axis, x in zip(axes, places, strict=True):
+        positions = (part.get("parameters"), 1000 / speed["speed"] if speed else None)
+        for axis, x in zip(axes, positions, strict=True):
             if x is not None:
                 axis.plot(x, part["measure"], "o", color=BLUE, markersize=3)
                 axis.annotate(str(number), (x, part["measure"]), fontsize=7, xytext=(2, 2), textcoords="offset points")

@@ -36,11 +36,11 @@ class KeyNumbers:
         """Return the numbers of keys, int64 [keys]; -1 for a key without a number."""
         numbers = np.full(len(keys), -1, dtype=np.int64)
         for high, low, known in self._runs:
-            places = np.minimum(np.searchsorted(high, keys["high"]), len(high) - 1)
-            hits = high[places] == keys["high"]
-            if np.any(hits & (low[places] != keys["low"])):
+            positions = np.minimum(np.searchsorted(high, keys["high"]), len(high) - 1)
+            hits = high[positions] == keys["high"]
+            if np.any(hits & (low[positions] != keys["low"])):
                 raise DataError("rows: expected texts of different hashes, got two that share 64 bits; change one")
-            numbers[hits] = known[places[hits]]
+            numbers[hits] = known[positions[hits]]
         return numbers
 
     def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -265,7 +265,8 @@ def _language_model(modules: list[StoredModule], encoder: Encoder) -> Classifier
         output.register_forward_hook(enlarge)
         whole = model(input_ids=ids).logits[0]
         logits = whole[:, yes] - (0 if no is None else whole[:, no])
-        change = float((ENLARGED * head(states[0][0])[:, 0] - logits).abs().max())
+        logits /= ENLARGED  # so that rounding counts as it does in the model's own logits
+        change = float((head(states[0][0])[:, 0] - logits).abs().max())
     if change > TOLERANCE * max(1.0, float(logits.abs().max())):
         raise CheckpointError(
             f"{modules[0].folder}: expected logits that are a linear function of the states, got those of "
