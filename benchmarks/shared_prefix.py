@@ -1,9 +1,10 @@
 """Speed of training and inference with and without `encoder.share_prefix`, for a language model with LoRA.
 
     python benchmarks/shared_prefix.py --layers 4 --prefix 60 --doc 120 --docs 8
+    python benchmarks/shared_prefix.py --size qwen3-0.6b --groups 32
 
-The model has random weights in the shape of SmolLM2-135M (or of the model in the folder `--config`), perhaps with fewer
-layers. Each group has `--docs` rows of `--prefix` common tokens and `--doc` other tokens. The script prints one JSON
+The model has random weights in the shape of SmolLM2-135M or of a Qwen3 (`--size`), frozen and on a GPU in bfloat16,
+with LoRA of rank 16 on all linear layers. `--layers` reduces the number of layers. Each group has `--docs` rows of `--prefix` common tokens and `--doc` other tokens. The script prints one JSON
 line: pairs per second with and without sharing, the ratio, and the largest difference between scores.
 """
 
@@ -17,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, LlamaConfig
+from transformers import AutoModel, LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from one_line import one_line
 
+from benchmarks.lm_throughput import RANK, SIZES, config_of
+
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.lora import LoRA, add_adapter
+from ranker.encoders.lora_base import cast_base
 from ranker.encoders.tiny import tiny_lm_tokenizer
 from ranker.types import TokenBatch
 
@@ -75,7 +79,8 @@ def on_gpu() -> bool:
 def main() -> None:
     """Measure both forms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="folder with a config.json")
+    parser.add_argument("--size", choices=["smollm2-135m", *SIZES], default="smollm2-135m")
+    parser.add_argument("--eager", action="store_true", help="do not compile the layers")
     parser.add_argument("--layers", type=int, help="layers to keep")
     parser.add_argument("--prefix", type=int, default=60)
     parser.add_argument("--doc", type=int, default=120)
@@ -83,13 +88,15 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    config: Any = AutoConfig.from_pretrained(options.config) if options.config else LlamaConfig(**SMOLLM2)
+    config: Any = LlamaConfig(**SMOLLM2) if options.size == "smollm2-135m" else config_of(options.size)
     config.num_hidden_layers, config.use_cache = options.layers or config.num_hidden_layers, False
     torch.manual_seed(0)
     device = torch.device("cuda" if on_gpu() else "cpu")
     model = AutoModel.from_config(config)
-    add_adapter(model, LoRA(rank=16))
-    encoder = Encoder(model, tiny_lm_tokenizer(), Execution(compile=False)).to(device)
+    add_adapter(model, LoRA(rank=RANK))
+    encoder = Encoder(model, tiny_lm_tokenizer(), Execution(compile=False if options.eager else "auto")).to(device)
+    if on_gpu():
+        cast_base(model, torch.bfloat16)
     batch = batch_of(options, config.vocab_size, device)
     sizes = [options.docs] * options.groups
     found: dict[str, Any] = {"device": str(device), **vars(options)}

@@ -16,6 +16,7 @@ from torch.library import custom_op
 
 from ranker.encoders.attention import triton_unavailable
 from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.shared_prefix import SharedPrefixes
 
 try:  # Triton comes with torch's CUDA builds
     from ranker.encoders.kernels import grouped_attention as kernels
@@ -28,35 +29,50 @@ class GroupedRows(NamedTuple):
 
     Args:
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        blocks: See `RaggedLayout.blocks`.
+        cu_keys: Cumulative numbers of each row's keys, int32 [rows + 1].
+        key_indices: Indices of the keys, int64 [keys], if rows share prefixes; None: each row's keys are its tokens.
+        blocks: See `RaggedLayout.blocks`, and `SharedPrefixes.blocks` if rows share prefixes.
         longest: Upper bound of the row lengths.
         short: Whether this package's kernel can run here with rows of these lengths.
         wide_heads: Whether this package's kernel supports heads of size 128 on this device.
     """
 
     cu_seqlens: Tensor
+    cu_keys: Tensor
+    key_indices: Tensor | None
     blocks: Tensor
     longest: int
     short: bool
     wide_heads: bool
 
-    def takes(self, head_size: int, causal: bool) -> bool:
-        """Return whether this package's kernel supports attention with these heads within these rows."""
-        return self.short and causal and (head_size == 64 or (head_size == 128 and self.wide_heads))
+    def takes(self, head_size: int, causal: bool, window: int) -> bool:
+        """Return whether this package's kernel supports attention with these heads within these rows.
+
+        Args:
+            head_size: Size of the heads.
+            causal: Whether a token attends only to itself and earlier tokens.
+            window: See `grouped_attention`.
+        """
+        heads = head_size == 64 or (head_size == 128 and self.wide_heads)
+        return self.short and causal and heads and (self.key_indices is None or window < 0)
 
 
-def grouped_rows(layout: RaggedLayout, longest: int) -> GroupedRows:
+def grouped_rows(layout: RaggedLayout, longest: int, prefixes: SharedPrefixes | None = None) -> GroupedRows:
     """Return the row boundaries of a batch on a CUDA device.
 
     Args:
         layout: The rows.
         longest: Upper bound of the row lengths.
+        prefixes: How the rows share prefixes; the rows are then its segments.
     """
     ends = layout.batch.cu_seqlens
     short = not triton_unavailable() and longest <= kernels.MAX_LENGTH
     wide = short and _shared_memory(ends.device) >= kernels.WIDE_HEADS_NEED
     # layers are compiled again for each bound, so all short rows get one bound
-    return GroupedRows(ends, layout.blocks if short else ends, max(longest, 512), short, wide)
+    longest = max(longest, 512)
+    if prefixes is None:
+        return GroupedRows(ends, ends, None, layout.blocks if short else ends, longest, short, wide)
+    return GroupedRows(ends, prefixes.cu_keys, prefixes.key_indices, prefixes.blocks, longest, short, wide)
 
 
 @cache
@@ -79,10 +95,10 @@ def grouped_attention(
         value: As `key`.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         cu_keys: Cumulative numbers of each row's keys, int32 [rows + 1]. The last query of a row belongs to its last
-            key.
-        blocks: See `RaggedLayout.blocks`; only read if `short`.
+            key. Not read if `short`.
+        blocks: See `GroupedRows`; only read if `short`.
         longest: Upper bound of the row lengths and of the numbers of keys.
-        short: Whether to run this package's kernel. Rows are then causal, and each row's keys are those of its queries.
+        short: Whether to run this package's kernel. Rows are then causal, and there is one key for each token.
         causal: Whether a token attends only to itself and earlier tokens.
         window: Largest distance between a token and a token that it attends to; negative: no limit.
         scale: Factor of the logits.

@@ -64,11 +64,17 @@ def packed_attention(
     if rows is None or not plain or query.shape[-1] > LARGEST_HEAD or key.shape[2] != query.shape[2]:
         return _attend_apart(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options)
     rule = _rule(module, query, scaling, dropout, options)
+    if rows.key_indices is not None and not rule.causal:
+        raise NotImplementedError("prefixes can be shared only in causal models")
     query, key, value = _states(query, key, value)
+    # a window of at least the longest row is no limit
+    window = -1 if rule.window is None or rule.window >= rows.longest else rule.window - 1
+    short = rows.takes(query.shape[-1], rule.causal, window)
+    if rows.key_indices is not None and not short:
+        key, value = (part.index_select(0, rows.key_indices) for part in (key, value))
     mixed, _ = grouped_attention(
-        query, key, value, rows.cu_seqlens, rows.cu_seqlens, rows.blocks, rows.longest,
-        rows.takes(query.shape[-1], rule.causal), rule.causal,
-        -1 if rule.window is None else rule.window - 1, rule.scale,
+        query, key, value, rows.cu_seqlens, rows.cu_keys, rows.blocks, rows.longest, short, rule.causal, window,
+        rule.scale,
     )  # fmt: skip
     return mixed.unsqueeze(0), None
 
@@ -139,19 +145,13 @@ def _attend_apart(
 
 def _unpadded(states: list[Tensor], forward: Pass, rule: AttentionRule) -> Tensor:
     """Compute attention with torch's kernel for rows of different lengths, [tokens, heads, head size]."""
-    indices = forward.layout.key_indices
-    if indices is not None:
-        states = [states[0], *(part.index_select(0, indices) for part in states[1:])]
-    return _flash(states, forward, forward.layout.cu_keys, rule)
-
-
-def _flash(states: list[Tensor], forward: Pass, cu_keys: Tensor, rule: AttentionRule) -> Tensor:
-    """Compute attention with torch's kernel. Keys and values are stored row by row, and `cu_keys` marks row starts."""
+    (query, key, value), ends, layout = states, forward.batch.cu_seqlens, forward.layout
+    if layout.key_indices is not None:
+        key, value = (part.index_select(0, layout.key_indices) for part in (key, value))
     window = -1 if rule.window is None else rule.window - 1
     mixed, _ = grouped_attention(
-        states[0], states[1], states[2], forward.batch.cu_seqlens, cu_keys, cu_keys, forward.longest, False,
-        rule.causal, window, rule.scale,
-    )  # fmt: skip
+        query, key, value, ends, layout.cu_keys, ends, forward.longest, False, rule.causal, window, rule.scale
+    )
     return mixed
 
 
@@ -160,12 +160,7 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: AttentionRule) -> 
     assert forward.prefixes is not None
     if not rule.causal or rule.bias is not None:
         raise NotImplementedError("prefixes can be shared only in causal models without position biases")
-    query, key, value = states
-    if rule.softcap is None and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
-        # the kernel aligns the last query with the last key, so the keys of a segment end with the segment's own tokens
-        indices = forward.prefixes.key_indices
-        parts = [query, *(part.index_select(0, indices) for part in (key, value))]
-        return _flash(parts, forward, forward.prefixes.cu_keys, rule)
+    query = states[0]
     with torch.autocast(query.device.type, enabled=False):  # as in `attend_rows`
         parts = list(precise(*states)) if query.device.type == "cpu" else states
         attend = partial(attend_padded, rule=rule)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ranker.data.ragged import ranges, row_offsets
+from ranker.encoders.kernels.blocks import BLOCK
 from ranker.types import TokenBatch
 
 SHORTEST = 8  # least number of tokens that rows of different groups share
@@ -32,6 +33,10 @@ class SharedPrefixes:
         key_indices: Indices of the tokens to which each segment attends: those of its prefix, then its own, int64
             [keys].
         cu_keys: Cumulative numbers of these indices, int32 [segments + 1].
+        blocks: Blocks of up to `BLOCK` tokens of a segment, for the attention kernel, int32 [blocks, 5]: segment,
+            position of the block's first token in the segment, index of the first token of the segment's prefix,
+            number of the prefix's tokens (0 without a prefix), and index after the last token that attends to the
+            segment.
         lengths: Number of tokens of each segment, on the host.
         key_counts: Number of tokens to which each segment attends, on the host.
         last: Index of the last token of each whole row, int64 [rows].
@@ -41,6 +46,7 @@ class SharedPrefixes:
     starts: Tensor
     key_indices: Tensor
     cu_keys: Tensor
+    blocks: Tensor
     lengths: list[int]
     key_counts: list[int]
     last: Tensor
@@ -93,10 +99,32 @@ class SharedPrefixes:
             on_device(starts),
             on_device(ranges(begins.ravel(), widths.ravel())),
             on_device(row_offsets(counts).astype(np.int32)),
+            on_device(_blocks(sizes_of, prefixes)),
             sizes_of.tolist(),
             counts.tolist(),
             on_device(ends[1:][last] - 1),
         )
+
+
+def _blocks(sizes: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
+    """Return `SharedPrefixes.blocks`. Prefixes come first: their keys are read by most tokens, which takes longest.
+
+    Args:
+        sizes: Number of tokens of each segment, int64 [segments].
+        prefixes: Segment that is the prefix of each segment; -1: none.
+    """
+    ends, follows = row_offsets(sizes), prefixes >= 0
+    readers = ends[1:].copy()
+    np.maximum.at(readers, prefixes[follows], ends[1:][follows])
+    table = np.stack([
+        np.arange(len(sizes)), np.zeros(len(sizes), dtype=np.int64), np.where(follows, ends[:-1][prefixes], 0),
+        np.where(follows, sizes[prefixes], 0), readers,
+    ], axis=1)  # fmt: skip
+    counts = -(-sizes // BLOCK)
+    blocks = np.repeat(table, counts, axis=0)
+    blocks[:, 1] = ranges(np.zeros_like(counts), counts) * BLOCK
+    shared = np.isin(blocks[:, 0], prefixes)
+    return np.concatenate([blocks[shared], blocks[~shared]]).astype(np.int32)
 
 
 def attend_segments(

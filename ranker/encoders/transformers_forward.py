@@ -199,8 +199,8 @@ class TransformersForward:
         forward.kernels = unpadded and not triton_unavailable()
         forward.last_only = not request.all_layers
         forward.stacked = unpadded and has_adapter(model) and refresh_stacked(model, dtype)
-        if unpadded and prefixes is None and batch.attended is None and batch.lists is None:
-            forward.rows = grouped_rows(layout, forward.longest)
+        if unpadded and batch.attended is None and batch.lists is None:
+            forward.rows = grouped_rows(layout, forward.longest, prefixes)
         with (
             self.packing.running(forward),
             _embeddings_in_autocasts_precision(model),

@@ -5,6 +5,10 @@ backward pass needs only the states and the logarithms of the softmax sums. A bl
 after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are not
 copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
 
+Rows may share a prefix, which the batch holds once, before the rests of these rows (`SharedPrefixes`). A block of
+queries then reads the keys of its prefix and those of its own row. All tokens from a key of the prefix to the end of
+the last rest read this key, so the backward pass sums over one range of tokens, in their order.
+
 One kernel of the backward pass computes the gradients of queries, another one those of keys and values. Both compute
 the attention weights again. A single kernel would save two of seven matrix products for each pair of blocks. But with
 heads of size 128 it needs three times the registers, and it took twice the time.
@@ -35,37 +39,57 @@ def _reads(i, j, length, WINDOW: tl.constexpr):
         return (j <= i) & (j < length)
 
 
+@triton.jit
+def _prefix_of(block, FIELDS: tl.constexpr):
+    """Return the index of the first token of a block's prefix, and the number of its tokens; 0 without a prefix."""
+    if FIELDS == 5:
+        return tl.load(block + 2).to(tl.int64), tl.load(block + 3)
+    else:  # noqa: RET505 - without this branch, Triton compiles both returns
+        return tl.full([], 0, tl.int64), 0
+
+
+@triton.jit
+def _tokens(j, start, prefix, shared, FIELDS: tl.constexpr):
+    """Return the indices of the keys at positions `j`: those of the prefix, then those of the row."""
+    if FIELDS == 5:
+        return tl.where(j < shared, prefix + j, start + j - shared)
+    else:  # noqa: RET505
+        return start + j
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _attend(
     query, key, value, out, sums, cu_seqlens, blocks, query_stride, key_stride, value_stride, num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SIZE: tl.constexpr, KEYS: tl.constexpr,
+    FIELDS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of a block of queries, for one head."""
-    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    block, head = blocks + tl.program_id(0) // HEADS * FIELDS, tl.program_id(0) % HEADS
+    row, begin = tl.load(block), tl.load(block + 1)
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
         length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        prefix, shared = _prefix_of(block, FIELDS)
         dims = tl.arange(0, DIM)
         i = begin + tl.arange(0, SIZE)
         in_row = (i < length)[:, None]
         q = tl.load(query + (start + i)[:, None] * query_stride + head * DIM + dims[None, :], mask=in_row, other=0.0)
-        key_base = key + start * key_stride + head // GROUP * DIM + dims[None, :]
-        value_base = value + start * value_stride + head // GROUP * DIM + dims[None, :]
+        key_base = key + head // GROUP * DIM + dims[None, :]
+        value_base = value + head // GROUP * DIM + dims[None, :]
         running_max = tl.full([SIZE], float("-inf"), tl.float32)
         running_sum = tl.zeros([SIZE], tl.float32)
         mixed = tl.zeros([SIZE, DIM], tl.float32)
         lowest = 0
         if WINDOW >= 0:
-            lowest = tl.maximum(begin - WINDOW, 0) // KEYS * KEYS
-        for first in range(lowest, tl.minimum(begin + SIZE, length), KEYS):
+            lowest = tl.maximum(shared + begin - WINDOW, 0) // KEYS * KEYS
+        for first in range(lowest, shared + tl.minimum(begin + SIZE, length), KEYS):
             j = first + tl.arange(0, KEYS)
-            is_key = (j < length)[:, None]
-            k = tl.load(key_base + j[:, None] * key_stride, mask=is_key, other=0.0)
-            v = tl.load(value_base + j[:, None] * value_stride, mask=is_key, other=0.0)
+            tokens, is_key = _tokens(j, start, prefix, shared, FIELDS)[:, None], (j < shared + length)[:, None]
+            k = tl.load(key_base + tokens * key_stride, mask=is_key, other=0.0)
+            v = tl.load(value_base + tokens * value_stride, mask=is_key, other=0.0)
             logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
-            logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
+            read = _reads(shared + i[:, None], j[None, :], shared + length, WINDOW)
+            logits = tl.where(read, logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
             # a query may read none of these keys
             safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -86,44 +110,46 @@ def _queries_backward(
     grad_out, query, key, value, out, sums, means, grad_query, cu_seqlens, blocks,
     grad_stride, query_stride, key_stride, value_stride, num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SIZE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    FIELDS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a block of queries of one head, and the inner product of each output and its gradient."""
-    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    block, head = blocks + tl.program_id(0) // HEADS * FIELDS, tl.program_id(0) % HEADS
+    row, begin = tl.load(block), tl.load(block + 1)
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
         length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        prefix, shared = _prefix_of(block, FIELDS)
         dims = tl.arange(0, DIM)[None, :]
         i = begin + tl.arange(0, SIZE)
         inside = i < length
-        tokens, in_row = (start + i)[:, None], inside[:, None]
+        queries, in_row = (start + i)[:, None], inside[:, None]
         own = head * DIM + dims
-        q = tl.load(query + tokens * query_stride + own, mask=in_row, other=0.0)
-        upstream = tl.load(grad_out + tokens * grad_stride + own, mask=in_row, other=0.0)
-        mixed = tl.load(out + tokens * (HEADS * DIM) + own, mask=in_row, other=0.0)
+        q = tl.load(query + queries * query_stride + own, mask=in_row, other=0.0)
+        upstream = tl.load(grad_out + queries * grad_stride + own, mask=in_row, other=0.0)
+        mixed = tl.load(out + queries * (HEADS * DIM) + own, mask=in_row, other=0.0)
         mean = tl.sum(upstream.to(tl.float32) * mixed.to(tl.float32), 1)
         of_head = head.to(tl.int64) * num_tokens + start
         tl.store(means + of_head + i, mean, mask=inside)
         log_sum = tl.load(sums + of_head + i, mask=inside, other=float("inf"))
-        key_base = key + start * key_stride + head // GROUP * DIM + dims
-        value_base = value + start * value_stride + head // GROUP * DIM + dims
+        key_base = key + head // GROUP * DIM + dims
+        value_base = value + head // GROUP * DIM + dims
         lowest = 0
         if WINDOW >= 0:
-            lowest = tl.maximum(begin - WINDOW, 0) // KEYS * KEYS
+            lowest = tl.maximum(shared + begin - WINDOW, 0) // KEYS * KEYS
         grad_q = tl.zeros([SIZE, DIM], tl.float32)
-        for first in tl.range(lowest, tl.minimum(begin + SIZE, length), KEYS, num_stages=STAGES):
+        for first in tl.range(lowest, shared + tl.minimum(begin + SIZE, length), KEYS, num_stages=STAGES):
             j = first + tl.arange(0, KEYS)
-            is_key = (j < length)[:, None]
-            k = tl.load(key_base + j[:, None] * key_stride, mask=is_key, other=0.0)
-            v = tl.load(value_base + j[:, None] * value_stride, mask=is_key, other=0.0)
+            tokens, is_key = _tokens(j, start, prefix, shared, FIELDS)[:, None], (j < shared + length)[:, None]
+            k = tl.load(key_base + tokens * key_stride, mask=is_key, other=0.0)
+            v = tl.load(value_base + tokens * value_stride, mask=is_key, other=0.0)
             logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
-            logits = tl.where(_reads(i[:, None], j[None, :], length, WINDOW), logits, float("-inf"))
+            read = _reads(shared + i[:, None], j[None, :], shared + length, WINDOW)
+            logits = tl.where(read, logits, float("-inf"))
             weights = tl.exp2(logits - log_sum[:, None])
             slope = weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])
             grad_q += tl.dot(slope.to(k.dtype), k)
         tl.store(
-            grad_query + tokens * (HEADS * DIM) + own, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=in_row
+            grad_query + queries * (HEADS * DIM) + own, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=in_row
         )
 
 
@@ -132,12 +158,12 @@ def _keys_backward(
     grad_out, query, key, value, sums, means, grad_key, grad_value, cu_seqlens, blocks,
     grad_stride, query_stride, key_stride, value_stride, num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+    FIELDS: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of keys and values of one head, over the queries of all heads of its group."""
     key_heads = HEADS // GROUP
-    number, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
-    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    block, head = blocks + tl.program_id(0) // key_heads * FIELDS, tl.program_id(0) % key_heads
+    row, begin = tl.load(block), tl.load(block + 1)
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
         length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
@@ -147,15 +173,17 @@ def _keys_backward(
         k = tl.load(key + keys * key_stride + head * DIM + dims, mask=is_key, other=0.0)
         v = tl.load(value + keys * value_stride + head * DIM + dims, mask=is_key, other=0.0)
         grad_k, grad_v = tl.zeros([SIZE, DIM], tl.float32), tl.zeros([SIZE, DIM], tl.float32)
-        highest = length
+        # number of tokens from the row's first to the last token that reads the row's keys
+        readers = (tl.load(block + 4) - start).to(tl.int32) if FIELDS == 5 else length
+        highest = readers
         if WINDOW >= 0:
-            highest = tl.minimum(begin + SIZE + WINDOW, length)
+            highest = tl.minimum(begin + SIZE + WINDOW, readers)
         # one loop over heads and blocks of queries, so that the next block is loaded while this one is computed
         steps = tl.cdiv(highest - begin, QUERIES)
         for step in tl.range(0, steps * GROUP, num_stages=STAGES):
             member = head * GROUP + step // steps
             i = begin + step % steps * QUERIES + tl.arange(0, QUERIES)
-            inside = i < length
+            inside = i < readers
             tokens, own = (start + i)[:, None], member * DIM + dims
             q = tl.load(query + tokens * query_stride + own, mask=inside[:, None], other=0.0)
             upstream = tl.load(grad_out + tokens * grad_stride + own, mask=inside[:, None], other=0.0)
@@ -190,9 +218,11 @@ def attend(
         value: As `key`.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         blocks: Row, and position of the first token, of each block of `BLOCK` tokens, int32 [blocks, 2]; the row is -1
-            if a block is unused (`RaggedLayout.blocks`).
+            if a block is unused (`RaggedLayout.blocks`). With shared prefixes int32 [blocks, 5], see
+            `SharedPrefixes.blocks`; `cu_seqlens` then has the prefixes and the rests of rows as rows.
         scale: Factor of the logits.
-        window: Largest distance between a token and a token that it attends to; negative: no limit.
+        window: Largest distance between a token and a token that it attends to; negative: no limit. With shared
+            prefixes there must be no limit.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -205,7 +235,7 @@ def attend(
         with torch.cuda.device_of(query):  # Triton launches on the current device
             _attend[(blocks.shape[0] * heads,)](
                 *parts, out, sums, cu_seqlens, blocks, *(part.stride(0) for part in parts), tokens,
-                **_constants(query, key, scale, window), **FORWARD,
+                **_constants(query, key, blocks, scale, window), **FORWARD,
             )  # fmt: skip
     return out, sums
 
@@ -233,7 +263,7 @@ def attend_backward(
     strides = [part.stride(0) for part in states]
     grads = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (query, key, value)]
     means = torch.empty_like(sums)
-    constants = _constants(query, key, scale, window)
+    constants = _constants(query, key, blocks, scale, window)
     if tokens:
         with torch.cuda.device_of(query):  # Triton launches on the current device
             _queries_backward[(blocks.shape[0] * heads,)](
@@ -246,9 +276,12 @@ def attend_backward(
     return grads[0], grads[1], grads[2]
 
 
-def _constants(query: Tensor, key: Tensor, scale: float, window: int) -> dict[str, Any]:
-    heads, dim = query.shape[1:]
-    return {"SCALE": scale, "HEADS": heads, "GROUP": heads // key.shape[1], "DIM": dim, "WINDOW": window}
+def _constants(query: Tensor, key: Tensor, blocks: Tensor, scale: float, window: int) -> dict[str, Any]:
+    (heads, dim), fields = query.shape[1:], blocks.shape[1]
+    if fields == 5 and window >= 0:
+        raise ValueError(f"window: expected no limit with shared prefixes, got {window}")
+    group = heads // key.shape[1]
+    return {"SCALE": scale, "HEADS": heads, "GROUP": group, "DIM": dim, "WINDOW": window, "FIELDS": fields}
 
 
 def _in_rows(part: Tensor) -> Tensor:
