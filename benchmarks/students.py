@@ -3,6 +3,7 @@
     python -m ranker.labelling.packaged_teacher teacher
     python benchmarks/students.py teacher data=cwe
     python benchmarks/students.py teacher data=files data.path=../scifact --jobs 4   # several trainings at a time
+    python benchmarks/students.py teacher data=cwe --pretrain prop                   # students start from pretraining
 
 Students learn from the teacher in its original form, and from the teacher fine-tuned on the collection's judgements.
 Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
@@ -81,6 +82,7 @@ def steps(options: argparse.Namespace) -> list[list[Step]]:
     """Return the steps by stages. The steps of a stage can run at the same time."""
     out, data, more = options.out, tuple(options.data), tuple(options.with_)
     students = {name: STUDENTS[name] for name in options.students}
+    pretrained = {name: out / f"{name}_{options.pretrain}" for name in students if options.pretrain}
     tuning = (
         "optim.lr=2e-5",
         "max_doc_tokens=448",
@@ -90,6 +92,13 @@ def steps(options: argparse.Namespace) -> list[list[Step]]:
     tuned = Step(out / "tuned", "train", (*data, f"checkpoint={options.teacher}", *tuning, "logger=none", *more))
     teachers = {"raw": str(options.teacher), "tuned": str(tuned.folder)}
     stages: list[list[Step]] = [[tuned], [], []]
+    for name, folder in pretrained.items():
+        budget = ("trainer.max_epochs=-1", f"trainer.max_steps={options.pretrain_steps}", "batch.texts=64")
+        arguments = (*data, *STUDENTS[name], f"objective={options.pretrain}", *budget, "logger=none")
+        stages[0].append(Step(folder, "pretrain", arguments))
+        students[name] = [
+            *STUDENTS[name], f"encoder.name={folder / 'model'}", "encoder.package=null", "encoder.pretrained=true",
+        ]  # fmt: skip
     for name, path in teachers.items():
         labelling = (f"teacher={path}", *data, f"depth={options.docs}", f"cache_dir={out / 'cache'}")
         stages[1].append(Step(out / f"labels_{name}", "label", labelling))
@@ -162,6 +171,8 @@ def main() -> None:
     parser.add_argument("--docs", type=int, default=30, help="candidates of a training query that the teacher scores")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--teacher-epochs", type=int, default=1)
+    parser.add_argument("--pretrain", choices=["prop", "inverse_cloze"], help="pretrain the students on the docs first")
+    parser.add_argument("--pretrain-steps", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
     parser.add_argument("--with", dest="with_", nargs="*", default=[], metavar="KEY=VALUE", help="for all trainings")
     options = parser.parse_args()

@@ -22,7 +22,13 @@ class Movable:
 
     Fields may be tensors, other `Movable`s, or tuples of them. Treat instances as immutable. They are not frozen,
     because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
+
+    Attributes:
+        host: The object in the host's memory of which this one is a copy on a device, for code that reads values on the
+            host: reading them from a GPU would wait for all work before. None: unknown.
     """
+
+    host: Any = None
 
     def _map(self, move: Callable[[Any], Any]) -> Self:
         changed: dict[str, Any] = {}
@@ -36,7 +42,11 @@ class Movable:
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
         """Return a copy with every tensor on `device`; Lightning passes no `non_blocking`, so the default is True."""
-        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+        moved = self._map(lambda value: value.to(device, non_blocking=non_blocking))
+        tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in tensors):
+            moved.host = self
+        return moved
 
     def pin_memory(self) -> Self:
         """Return a copy in page-locked memory. DataLoader silently skips custom types that lack this method."""

@@ -53,7 +53,7 @@ class SharedPrefixes:
 
     @classmethod
     def of(cls, batch: TokenBatch, sizes: Sequence[int], across: bool = False) -> SharedPrefixes:
-        """Cut a batch into segments. On a GPU, the host waits for the batch's tokens.
+        """Cut a batch into segments. On a GPU, the host waits for the tokens of a batch without `host`.
 
         Args:
             batch: The rows.
@@ -61,7 +61,8 @@ class SharedPrefixes:
             across: Whether adjacent rows of different groups may share a prefix, too. Dropout masks would then depend
                 on how the step is split into batches.
         """
-        tokens, offsets = batch.tokens.cpu().numpy(), batch.cu_seqlens.cpu().numpy().astype(np.int64)
+        known = batch.host or batch
+        tokens, offsets = known.tokens.cpu().numpy(), known.cu_seqlens.cpu().numpy().astype(np.int64)
         rows = [tokens[start:end] for start, end in pairwise(offsets)]
         runs = _joined(rows) if across else _of_groups(rows, sizes)
         # for each segment: index of its first token, length, row of its dropout masks, position, prefix (-1: none)
@@ -83,7 +84,9 @@ class SharedPrefixes:
         counts = widths.sum(axis=1)
 
         def on_device(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(batch.tokens.device)
+            part = torch.from_numpy(np.ascontiguousarray(array))
+            # a copy from other than page-locked memory would wait for the device
+            return part.pin_memory().to(batch.tokens.device, non_blocking=True) if batch.tokens.is_cuda else part
 
         source = on_device(ranges(first, sizes_of))
         row_ids = torch.arange(len(rows), device=source.device) if batch.row_ids is None else batch.row_ids

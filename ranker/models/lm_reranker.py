@@ -131,7 +131,8 @@ class LMReranker(nn.Module):
         """Return scores [batch, docs]; 0 in cells without a doc."""
         assert batch.pairs is not None
         if self.encoder.execution.share_prefix:
-            vectors = full_precision(self.encoder.last_of_groups(batch.pairs, batch.doc_mask.sum(1).tolist()))
+            sizes = (batch.host or batch).doc_mask.sum(1).tolist()
+            vectors = full_precision(self.encoder.last_of_groups(batch.pairs, sizes))
         else:
             vectors = self.row_vectors(batch.pairs)
         return to_grid(self.vector_scores(vectors), batch.doc_mask)

@@ -62,7 +62,8 @@ def shared(groups: list[tuple[int, list[int]]]) -> tuple[SharedPrefixes, list[li
         common = [next(vocabulary) for _ in range(prefix)]
         rows += [common + [next(vocabulary) for _ in range(rest)] for rest in rests]
         sizes.append(len(rests))
-    tokens, ends = torch.tensor([token for row in rows for token in row]), torch.tensor([0, *map(len, rows)]).cumsum(0).int()
+    tokens = torch.tensor([token for row in rows for token in row])
+    ends = torch.tensor([0, *map(len, rows)]).cumsum(0).int()
     prefixes = SharedPrefixes.of(TokenBatch(tokens, torch.zeros_like(tokens), ends, max(map(len, rows))), sizes)
     found = {int(token): number for number, token in enumerate(prefixes.batch.tokens)}
     return prefixes, [[found[token] for token in row] for row in rows]
