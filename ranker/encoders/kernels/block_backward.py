@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ranker.encoders.kernels.blocks import BLOCK
-from ranker.encoders.kernels.short_attention import LOG2E, end_near, first_near, is_near, list_key
+from ranker.encoders.kernels.short_attention import LOG2E, end_near, first_near, is_near, other_keys
 
 
 @triton.jit
@@ -37,8 +37,8 @@ def store_gradient(
 
 @triton.jit
 def _queries_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, first_rows, end_rows, biases, cos, sin, blocks,
-    num_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, firsts, first_rows, end_rows, biases, cos, sin,
+    blocks, num_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     WINDOW: tl.constexpr, SUMS: tl.constexpr, LISTS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
     OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -69,29 +69,26 @@ def _queries_backward(
             log_sum = tl.load(sums + totals, mask=i < length, other=float("inf"))
             grad_query = tl.zeros([SIZE, DIM], tl.float32)
             lowest, highest = first_near(begin, WINDOW, OTHERS), end_near(begin + SIZE, num_keys, WINDOW)
-            if LISTS:
-                first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
-                highest += end_row - first_row - 1
             for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
                 j = first + tl.arange(0, OTHERS)
-                if LISTS:
-                    token, is_other = list_key(j, num_keys, start, cu_seqlens, row, first_row, end_row)
-                    key_pointers = qkv + token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-                    is_key = (j < num_keys) | is_other
-                else:
-                    key_pointers = base + j[:, None] * (3 * HEADS * DIM)
-                    is_key = j < num_keys
-                key = tl.load(key_pointers + HEADS * DIM, mask=is_key[:, None], other=0.0)
-                value = tl.load(key_pointers + 2 * HEADS * DIM, mask=is_key[:, None], other=0.0)
+                key_pointers = base + j[:, None] * (3 * HEADS * DIM)
+                is_key = (j < num_keys)[:, None]
+                key = tl.load(key_pointers + HEADS * DIM, mask=is_key, other=0.0)
+                value = tl.load(key_pointers + 2 * HEADS * DIM, mask=is_key, other=0.0)
                 logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
-                if LISTS:
-                    logits += tl.where(is_other, bias, 0.0)[None, :]
-                    logits = tl.where(is_key[None, :], logits, float("-inf"))
-                else:
-                    logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
+                logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
                 weights = tl.exp2(logits - log_sum[:, None])
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
                 grad_query += tl.dot(slope, key)
+            if LISTS:
+                first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
+                for first in tl.range(first_row, end_row, OTHERS, num_stages=STAGES):
+                    j = first + tl.arange(0, OTHERS)
+                    key, value, is_other = other_keys(firsts, j, row, end_row, head, HEADS, DIM)
+                    logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E) + bias
+                    weights = tl.exp2(tl.where(is_other[None, :], logits, float("-inf")) - log_sum[:, None])
+                    slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
+                    grad_query += tl.dot(slope, key)
             grad_query *= SCALE
             pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
             store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
@@ -107,8 +104,8 @@ def _queries_backward(
 
 @triton.jit
 def _pairs_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, first_rows, end_rows, biases, cos, sin, blocks,  # noqa: ARG001
-    num_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, firsts, first_rows, end_rows, biases, cos, sin,  # noqa: ARG001
+    blocks, num_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     WINDOW: tl.constexpr, SUMS: tl.constexpr, LISTS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,  # noqa: ARG001
     OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

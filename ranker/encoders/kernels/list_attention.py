@@ -85,7 +85,8 @@ def list_tensors(
             lists, first_rows, end_rows, key_blocks, biases, cells, lists.shape[0], rows, blocks, max_list,
             float((list_size or 1) - 1), SCALED=list_size is not None, **TENSORS,
         )  # fmt: skip
-    return ListTensors(first_rows, end_rows, token_rows, key_blocks, biases, cells)
+    first_tokens = cu_seqlens[:-1].long().clamp(max=token_rows.shape[0] - 1)
+    return ListTensors(first_tokens, first_rows, end_rows, token_rows, key_blocks, biases, cells)
 
 
 @triton.jit

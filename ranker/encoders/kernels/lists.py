@@ -13,6 +13,7 @@ class ListTensors(NamedTuple):
     """The rows of each list.
 
     Args:
+        first_tokens: Index of each row's first token, int64 [rows]; that of the last token for empty rows at the end.
         first_rows: For each row, the index of the first row of its list, int32 [rows].
         end_rows: For each row, the index after the last row of its list, int32 [rows].
         token_rows: Row of each token, int64 [tokens].
@@ -22,6 +23,7 @@ class ListTensors(NamedTuple):
         cells: Row in each cell of a grid of lists, int64 [lists, longest list]; -1 in cells without a row.
     """
 
+    first_tokens: Tensor
     first_rows: Tensor
     end_rows: Tensor
     token_rows: Tensor

@@ -24,7 +24,7 @@ MAX_LENGTH = 512  # longer rows work, but torch's kernel is then faster
 HEAD_SIZES = (16, 32, 64, 128)
 LOG2E = tl.constexpr(1.4426950408889634)
 # launch settings, measured on an H200, see docs/performance.md
-FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
+FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "OTHERS": 32, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -55,23 +55,37 @@ def end_near(end, length, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def list_key(j, own, start, cu_seqlens, row, first, end):
-    """Return the tokens of a row's keys `j` in a list, and which of them are other rows' first tokens.
+def other_keys(firsts, rows, row, end_row, head, HEADS: tl.constexpr, DIM: tl.constexpr):
+    """Load the keys and values of the first tokens of `rows`, each [rows, DIM], and return which rows are others.
 
-    The first `own` keys are the row's own tokens, which start at token `start`. The next keys are the first tokens of
-    the other rows among `first` to `end`. After these, the tokens are undefined.
+    Others are the rows before `end_row`, but not `row`.
     """
-    other = first + j - own
-    other += (other >= row).to(tl.int32)
-    is_other = (j >= own) & (other < end)
-    return tl.where(is_other, tl.load(cu_seqlens + other, mask=is_other, other=0), start + j), is_other
+    in_list = rows < end_row
+    pointers = firsts + rows.to(tl.int64)[:, None] * (2 * HEADS * DIM) + head * DIM + tl.arange(0, DIM)[None, :]
+    key = tl.load(pointers, mask=in_list[:, None], other=0.0)
+    value = tl.load(pointers + HEADS * DIM, mask=in_list[:, None], other=0.0)
+    return key, value, in_list & (rows != row)
+
+
+@triton.jit
+def _add_keys(logits, value, running_max, running_sum, mixed, WINDOW: tl.constexpr):
+    """Add a block of keys to a running softmax; return its new maximum, sum and average of values."""
+    new_max = tl.maximum(running_max, tl.max(logits, 1))
+    if WINDOW >= 0:  # noqa: SIM108 - decided at compile time; a query may have no key in this block
+        safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    else:
+        safe_max = new_max
+    weights = tl.exp2(logits - safe_max[:, None])
+    rescale = tl.exp2(running_max - safe_max)
+    running_sum = running_sum * rescale + tl.sum(weights, 1)
+    return new_max, running_sum, mixed * rescale[:, None] + tl.dot(weights.to(value.dtype), value)
 
 
 @triton.jit
 def _attend(
-    qkv, out, sums, cu_seqlens, cu_keys, blocks, first_rows, end_rows, biases, num_tokens, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, LISTS: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
+    qkv, out, sums, cu_seqlens, cu_keys, blocks, firsts, first_rows, end_rows, biases, num_tokens,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, LISTS: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of a block of queries, for one head."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
@@ -88,36 +102,23 @@ def _attend(
         running_sum = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, DIM], tl.float32)
         lowest, highest = first_near(begin, WINDOW, KEYS), end_near(begin + QUERIES, num_keys, WINDOW)
-        if LISTS:
-            first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
-            highest += end_row - first_row - 1
         for first in range(lowest, highest, KEYS):
             j = first + tl.arange(0, KEYS)
-            if LISTS:
-                token, is_other = list_key(j, num_keys, start, cu_seqlens, row, first_row, end_row)
-                key_pointers = qkv + token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-                is_key = (j < num_keys) | is_other
-            else:
-                key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
-                is_key = j < num_keys
-            key = tl.load(key_pointers + HEADS * DIM, mask=is_key[:, None], other=0.0)
-            value = tl.load(key_pointers + 2 * HEADS * DIM, mask=is_key[:, None], other=0.0)
+            key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
+            is_key = (j < num_keys)[:, None]
+            key = tl.load(key_pointers + HEADS * DIM, mask=is_key, other=0.0)
+            value = tl.load(key_pointers + 2 * HEADS * DIM, mask=is_key, other=0.0)
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
-            if LISTS:
-                logits += tl.where(is_other, bias, 0.0)[None, :]
-                logits = tl.where(is_key[None, :], logits, float("-inf"))
-            else:
-                logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
-            new_max = tl.maximum(running_max, tl.max(logits, 1))
-            if WINDOW >= 0:  # noqa: SIM108 - decided at compile time; a query may have no key in this block
-                safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-            else:
-                safe_max = new_max
-            weights = tl.exp2(logits - safe_max[:, None])
-            rescale = tl.exp2(running_max - safe_max)
-            running_sum = running_sum * rescale + tl.sum(weights, 1)
-            mixed = mixed * rescale[:, None] + tl.dot(weights.to(value.dtype), value)
-            running_max = new_max
+            logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
+            running_max, running_sum, mixed = _add_keys(logits, value, running_max, running_sum, mixed, WINDOW)
+        if LISTS:
+            first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
+            for first in range(first_row, end_row, OTHERS):
+                j = first + tl.arange(0, OTHERS)
+                key, value, is_other = other_keys(firsts, j, row, end_row, head, HEADS, DIM)
+                logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E) + bias
+                logits = tl.where(is_other[None, :], logits, float("-inf"))
+                running_max, running_sum, mixed = _add_keys(logits, value, running_max, running_sum, mixed, WINDOW)
         if WINDOW >= 0:  # the weights of a query without keys are 0
             running_max = tl.where(running_sum > 0, running_max, float("inf"))
             running_sum = tl.where(running_sum > 0, running_sum, 1.0)
@@ -126,9 +127,15 @@ def _attend(
         tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
 
 
-def list_arguments(lists: ListTensors | None, unread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors of lists that kernels read; without lists, `unread` in their places."""
-    return (unread, unread, unread) if lists is None else (lists.first_rows, lists.end_rows, lists.biases)
+def list_arguments(qkv: Tensor, lists: ListTensors | None, unread: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors of lists that kernels read; without lists, `unread` in their places.
+
+    The first of them has the keys and values of each row's first token, [rows, 2, heads, dim]. A kernel then reads
+    those of a list as one block.
+    """
+    if lists is None:
+        return unread, unread, unread, unread
+    return qkv[:, 1:].index_select(0, lists.first_tokens), lists.first_rows, lists.end_rows, lists.biases
 
 
 def attend(
@@ -157,7 +164,7 @@ def attend(
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     with torch.cuda.device_of(qkv):  # Triton launches on the current device
         wrap(_attend)[(blocks.shape[0] * heads,)](
-            qkv, out, sums, cu_seqlens, cu_keys, blocks, *list_arguments(lists, cu_seqlens), tokens,
+            qkv, out, sums, cu_seqlens, cu_keys, blocks, *list_arguments(qkv, lists, cu_seqlens), tokens,
             SCALE=dim**-0.5, HEADS=heads, DIM=dim, WINDOW=-1 if window is None else window, LISTS=lists is not None,
             **FORWARD,
         )  # fmt: skip

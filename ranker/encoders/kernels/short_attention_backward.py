@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ranker.encoders.kernels.block_backward import BLOCK_LAUNCHES, store_gradient
 from ranker.encoders.kernels.lists import ListTensors
-from ranker.encoders.kernels.short_attention import LOG2E, is_near, list_arguments, list_key
+from ranker.encoders.kernels.short_attention import LOG2E, is_near, list_arguments, other_keys
 from ranker.encoders.kernels.sums import column_sums
 
 
@@ -36,7 +36,7 @@ def _own_sum(partial, in_row, LISTS: tl.constexpr):
 
 @triton.jit
 def _tile_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, first_rows, end_rows, biases, cos, sin,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, firsts, first_rows, end_rows, biases, cos, sin,
     num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     WINDOW: tl.constexpr, SUMS: tl.constexpr, LISTS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
@@ -56,15 +56,17 @@ def _tile_backward(
         in_row = (i < length)[:, None]
         offsets = (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
         query = tl.load(qkv + offsets, mask=in_row, other=0.0)
+        keys, is_loaded = qkv + offsets + HEADS * DIM, in_row
+        values = keys + HEADS * DIM
         if LISTS:
             first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
-            token, is_other = list_key(i, length, start, cu_seqlens, row, first_row, end_row)
-            key_offsets = token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+            j = (first_row + i - length).to(tl.int32)  # the row of a column after the own tokens
+            is_other = (i >= length) & (j < end_row) & (j != row)
+            others = firsts + j[:, None] * (2 * HEADS * DIM) + head * DIM + dims[None, :]
+            keys, values = tl.where(in_row, keys, others), tl.where(in_row, values, others + HEADS * DIM)
             is_loaded = in_row | is_other[:, None]
-        else:
-            key_offsets, is_loaded = offsets, in_row
-        key = tl.load(qkv + key_offsets + HEADS * DIM, mask=is_loaded, other=0.0)
-        value = tl.load(qkv + key_offsets + 2 * HEADS * DIM, mask=is_loaded, other=0.0)
+        key = tl.load(keys, mask=is_loaded, other=0.0)
+        value = tl.load(values, mask=is_loaded, other=0.0)
         out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
         upstream = tl.load(grad_out + out_offsets, mask=in_row, other=0.0)
         totals = head.to(tl.int64) * num_tokens + start + i
@@ -91,13 +93,9 @@ def _tile_backward(
         slope = (weights * (grad_weights - mean[:, None]) * SCALE).to(query.dtype)
         partial = tl.dot(slope, key)
         if LISTS:
-            far = length + end_row - first_row - 1
-            for begin in range(SIZE, far, KEYS):
-                j = begin + tl.arange(0, KEYS)
-                far_token, is_far = list_key(j, length, start, cu_seqlens, row, first_row, end_row)
-                far_offsets = far_token[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-                far_key = tl.load(qkv + far_offsets + HEADS * DIM, mask=is_far[:, None], other=0.0)
-                far_value = tl.load(qkv + far_offsets + 2 * HEADS * DIM, mask=is_far[:, None], other=0.0)
+            for far in range((first_row + SIZE - length).to(tl.int32), end_row, KEYS):
+                far_rows = far + tl.arange(0, KEYS)
+                far_key, far_value, is_far = other_keys(firsts, far_rows, row, end_row, head, HEADS, DIM)
                 far_logits = tl.dot(query, tl.trans(far_key)) * (SCALE * LOG2E) + bias
                 far_weights = tl.exp2(tl.where(is_far[None, :], far_logits, float("-inf")) - log_sum[:, None])
                 far_slope = far_weights * (tl.dot(upstream, tl.trans(far_value)) - mean[:, None]) * SCALE
@@ -182,7 +180,7 @@ def row_gradients(
     constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "SUMS": bias}
     constants |= {"WINDOW": -1 if window is None else window, "ROTARY": angles is not None, "LISTS": lists is not None}
     turns = angles or (states.sums, states.sums)
-    tensors = (*states, means, grad, parts, cu_seqlens, cu_keys, *list_arguments(lists, cu_seqlens), *turns)
+    tensors = (*states, means, grad, parts, cu_seqlens, cu_keys, *list_arguments(states.qkv, lists, cu_seqlens), *turns)
     launches = backward_launches(dim)
     longest = {"SHORTEST": launches[-1][1]["SIZE"]}
     # a program ends at once if its row's length is outside of the launch's range

@@ -90,14 +90,15 @@ def attention_fits(capability: int, dim: int, forward: dict[str, int], backward:
 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
 def test_grouped_attention_fits(capability: int, dim: int) -> None:
-    shape = {"SCALE": dim**-0.5, "HEADS": 8, "GROUP": 2, "DIM": dim, "WINDOW": 64}
+    shape = {"SCALE": dim**-0.5, "HEADS": 8, "GROUP": 2, "DIM": dim}
+    room = min(SHARED_MEMORY[capability], grouped_attention.WIDE_HEADS_NEED)
     for kernel, settings in [
         (grouped_attention._attend, grouped_attention.FORWARD),
         (grouped_attention._queries_backward, grouped_attention.QUERIES_BACKWARD),
         (grouped_attention._keys_backward, grouped_attention.KEYS_BACKWARD),
     ]:
-        room = min(SHARED_MEMORY[capability], grouped_attention.WIDE_HEADS_NEED)
-        assert shared_memory(kernel, capability, **shape, **settings) <= room
+        for rows in ({"WINDOW": 64, "FIELDS": 2}, {"WINDOW": -1, "FIELDS": 5}):  # the second one: shared prefixes
+            assert shared_memory(kernel, capability, **shape, **rows, **settings) <= room
 
 
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
