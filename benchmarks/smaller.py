@@ -4,12 +4,14 @@
     python benchmarks/smaller.py data=cwe --seeds 1 --epochs 1 --ways plain3 student3 int8
     python benchmarks/smaller.py data=cwe --encoder tiny --epochs 1 --tune-epochs 1 --seeds 1 --ways plain1 student1
     python benchmarks/smaller.py data=cwe --curve --device cuda         # cuts to many sizes, each trained further
+    python benchmarks/smaller.py data=cwe --speed --device cuda --out speeds    # sizes and speeds, nearly untrained
 
 Each step is a command as a user would type it, and is printed before it runs. Finished steps are reused, and a killed
 step is repeated. The table has means over seeds, and paired tests over queries against the teacher (with the seeds'
 means). It also has the speed of the models of seed 0. For this, all models score the same pairs in turn on one CPU
 thread, and the best round counts, in CPU seconds; with `--device cuda` also on the GPU, in seconds. `smaller.png` shows
-nDCG@10 over the number of parameters, and over the time of a pair.
+nDCG@10 over the number of parameters, and over the time of a pair. `--speed` trains for one step and evaluates nothing,
+because the speed does not depend on the weights.
 
 The ways:
 
@@ -26,7 +28,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,7 @@ class Plan:
         """Train a new model, for `times` as many epochs as the options say. The run also evaluates it."""
         epochs = f"trainer.max_epochs={times * self.options.epochs}"
         budget = (epochs, f"seed={self.seed}", "logger=none", "report=none")
+        budget += ("trainer.max_steps=1", "depth=1", "val_depth=1") if self.options.speed else ()
         step = Step(self.folder(name), "train", (*self.common, *self.encoder, *budget, *more))
         return Way((*before, step), step.folder, step.folder)
 
@@ -130,6 +133,11 @@ class Plan:
         if name == "student_int8":
             return self.evaluated(name, self.way(f"student{self.half}"), {"quantize": "int8"})
         return self.evaluated(name, self.teacher, {"quantize": name})
+
+    def untrained(self, name: str) -> Way:
+        """Return the way with a name, without the training of a cut model and without evaluations."""
+        way = self.way(f"{name}_raw" if name in ("layers", "heads", "units") else name)
+        return replace(way, steps=tuple(step for step in way.steps if step.command != "evaluate"))
 
 
 def pairs_of(options: argparse.Namespace, count: int) -> list[tuple[str, str]]:
@@ -206,6 +214,27 @@ def table(
     return lines, content
 
 
+def speed_table(speeds: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    """Return the lines of the table of `--speed` in Markdown."""
+    lines = [f"| way | million parameters | MB | {' | '.join(f'pairs/s, {device}' for device in speeds)} |"]
+    lines.append("| --- " * (3 + len(speeds)) + "|")
+    for name in dict.fromkeys(name for part in speeds.values() for name in part):
+        facts = next(part[name] for part in speeds.values() if name in part)
+        rates = [f"{part[name]['speed']:.0f}" if name in part else "" for part in speeds.values()]
+        lines.append(f"| {name} | {facts['parameters']:.2f} | {facts['megabytes']:.1f} | {' | '.join(rates)} |")
+    return lines
+
+
+def run(ways: list[Way], jobs: int) -> None:
+    """Run the steps of all ways, each step once."""
+    done: set[Step] = set()
+    with ThreadPoolExecutor(jobs) as pool:
+        for place in range(max(len(way.steps) for way in ways)):
+            stage = {way.steps[place] for way in ways if len(way.steps) > place} - done
+            list(pool.map(Step.run, sorted(stage, key=lambda step: str(step.folder))))
+            done |= stage
+
+
 def draw(content: dict, path: Path) -> None:
     """Draw the measure over the number of parameters, and over the time of a pair on one CPU thread."""
     from ranker.evaluation.figures import BLUE, new_figure
@@ -234,6 +263,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6, help="layers of the encoder")
     parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("--curve", action="store_true", help="cuts to many sizes in place of --ways")
+    parser.add_argument("--speed", action="store_true", help="only sizes and speeds")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--tune-epochs", type=int, default=2, help="of a cut model")
@@ -249,20 +279,20 @@ def main() -> None:
     names = CURVE if options.curve else options.ways
     if options.device == "cuda" and not options.curve:
         names = [*names, "fp8"]
-    plans = [Plan(options, seed) for seed in range(options.seeds)]
-    ways = [plan.teacher for plan in plans] + [plan.way(name) for plan in plans for name in names]
-    done: set[Step] = set()
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for place in range(max(len(way.steps) for way in ways)):
-            stage = {way.steps[place] for way in ways if len(way.steps) > place} - done
-            list(pool.map(Step.run, sorted(stage, key=lambda step: str(step.folder))))
-            done |= stage
-    first = {"teacher": plans[0].teacher} | {name: plans[0].way(name) for name in names}
-    on_gpu = {name: way for name, way in first.items() if way.inference.get("quantize") != "int8"}
-    on_cpu = {name: way for name, way in first.items() if way.inference.get("quantize") != "fp8"}
+    plans = [Plan(options, seed) for seed in range(1 if options.speed else options.seeds)]
+    ways = [
+        {"teacher": plan.teacher} | {name: plan.untrained(name) if options.speed else plan.way(name) for name in names}
+        for plan in plans
+    ]
+    run([way for of_seed in ways for way in of_seed.values()], options.jobs)
+    on_gpu = {name: way for name, way in ways[0].items() if way.inference.get("quantize") != "int8"}
+    on_cpu = {name: way for name, way in ways[0].items() if way.inference.get("quantize") != "fp8"}
     speeds = {"cpu": timed(on_cpu, options, "cpu")}
     if options.device == "cuda":
         speeds["cuda"] = timed(on_gpu, options, "cuda")
+    if options.speed:
+        print("\n".join(speed_table(speeds)))
+        return
     lines, content = table(plans, ["teacher", *names], speeds)
     stem = options.out / ("curve" if options.curve else "smaller")
     stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
