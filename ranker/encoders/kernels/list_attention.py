@@ -13,14 +13,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.encoders.kernels.blocks import BLOCK
-from ranker.encoders.kernels.lists import KEYS, ListTensors
+from ranker.encoders.kernels.lists import ListTensors, key_block
 from ranker.encoders.kernels.short_attention import LOG2E, attend
 from ranker.encoders.kernels.short_attention_backward import AttendedStates, row_gradients
 from ranker.encoders.kernels.sums import column_sums
 
 SPLITS = 8  # number of Triton programs that share the queries of a list to compute the gradient of its first tokens
-TENSORS = {"SIZE": 128, "KEYS": KEYS, "num_warps": 1}
-LAUNCH = {"SIZE": BLOCK, "KEYS": KEYS, "num_warps": 4, "num_stages": 2}
+TENSORS = {"SIZE": 128, "num_warps": 1}
+# launch settings for each `key_block`, measured on an H200, see docs/performance.md
+LAUNCHES = {
+    32: {"SIZE": BLOCK // 2, "KEYS": 32, "num_warps": 4, "num_stages": 3},
+    64: {"SIZE": BLOCK, "KEYS": 64, "num_warps": 4, "num_stages": 2},
+}
 
 
 @triton.jit(do_not_specialize=["num_lists", "num_rows", "num_blocks", "max_list"])
@@ -74,8 +78,8 @@ def list_tensors(
         token_rows: Row of each token, int64 [tokens].
         list_size: See `ranker.encoders.list_attention.list_bias`; None: nothing is added to logits.
     """
-    rows, device = cu_seqlens.shape[0] - 1, lists.device
-    blocks = rows // KEYS + lists.shape[0]
+    rows, device, keys = cu_seqlens.shape[0] - 1, lists.device, key_block(max_list)
+    blocks = rows // keys + lists.shape[0]
     first_rows, end_rows = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(2))
     key_blocks = torch.empty(blocks, 2, dtype=torch.int32, device=device)
     biases = torch.empty(rows, dtype=torch.float32, device=device)
@@ -83,7 +87,7 @@ def list_tensors(
     with torch.cuda.device_of(lists):  # Triton launches on the current device
         _list_tensors[(lists.shape[0] + 1,)](
             lists, first_rows, end_rows, key_blocks, biases, cells, lists.shape[0], rows, blocks, max_list,
-            float((list_size or 1) - 1), SCALED=list_size is not None, **TENSORS,
+            float((list_size or 1) - 1), SCALED=list_size is not None, KEYS=keys, **TENSORS,
         )  # fmt: skip
     first_tokens = cu_seqlens[:-1].long().clamp(max=token_rows.shape[0] - 1)
     return ListTensors(first_tokens, first_rows, end_rows, token_rows, key_blocks, biases, cells)
@@ -188,7 +192,7 @@ def attend_lists_backward(
     with torch.cuda.device_of(qkv):
         _keys_backward[(of.key_blocks.shape[0] * heads, SPLITS)](
             grad_out, qkv, sums, means, partial, cu_seqlens, of.key_blocks, of.end_rows, of.token_rows, of.biases, rows,
-            tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, SPLITS=SPLITS, **LAUNCH,
+            tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, SPLITS=SPLITS, **LAUNCHES[of.key_block],
         )  # fmt: skip
         _add_to_first[(rows * heads,)](
             partial, grad, parts, cu_seqlens, of.first_rows, of.end_rows, rows, HEADS=heads, DIM=dim, SPLITS=SPLITS,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-KEYS = 32  # number of first tokens whose gradients a Triton program sums
+LONG = 64  # lists of more rows have other launch settings
 
 
 class ListTensors(NamedTuple):
@@ -17,8 +17,8 @@ class ListTensors(NamedTuple):
         first_rows: For each row, the index of the first row of its list, int32 [rows].
         end_rows: For each row, the index after the last row of its list, int32 [rows].
         token_rows: Row of each token, int64 [tokens].
-        key_blocks: Blocks of up to `KEYS` rows of one list, int32 [blocks, 2]: the index of the list's first row (-1:
-            the block is unused), and how many rows of the list come before the block.
+        key_blocks: Blocks of up to `key_block` rows of one list, int32 [blocks, 2]: the index of the list's first row
+            (-1: the block is unused), and how many rows of the list come before the block.
         biases: For each row, what is added to the logits of other rows' first tokens, in base 2, float32 [rows].
         cells: Row in each cell of a grid of lists, int64 [lists, longest list]; -1 in cells without a row.
     """
@@ -30,3 +30,18 @@ class ListTensors(NamedTuple):
     key_blocks: Tensor
     biases: Tensor
     cells: Tensor
+
+    @property
+    def key_block(self) -> int:
+        """Number of first tokens whose gradients a Triton program sums."""
+        return key_block(self.longest)
+
+    @property
+    def longest(self) -> int:
+        """Number of rows of the longest list."""
+        return self.cells.shape[1]
+
+
+def key_block(longest: int) -> int:
+    """Return `ListTensors.key_block` for lists of up to `longest` rows."""
+    return 64 if longest > LONG else 32

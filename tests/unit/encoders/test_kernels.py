@@ -104,13 +104,16 @@ def test_grouped_attention_fits(capability: int, dim: int) -> None:
 @pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
 def test_attention_of_lists_fits(capability: int, dim: int) -> None:
     attention_fits(capability, dim, {"WINDOW": -1, "LISTS": True}, {"SUMS": True, "ROTARY": False})
+    longest = {"SCALE": dim**-0.5, "HEADS": 12, "DIM": dim, "WINDOW": -1, "LISTS": True, **short_attention.LONG_LISTS}
+    assert shared_memory(short_attention._attend, capability, **longest) <= SHARED_MEMORY[capability]
     shape = {"HEADS": 12, "DIM": dim, "SPLITS": list_attention.SPLITS}
     for kernel, settings in [
-        (list_attention._keys_backward, {"SCALE": dim**-0.5, **list_attention.LAUNCH}),
+        *((list_attention._keys_backward, {"SCALE": dim**-0.5, **more}) for more in list_attention.LAUNCHES.values()),
         (list_attention._add_to_first, {"num_warps": 1}),
     ]:
         assert shared_memory(kernel, capability, **shape, **settings) <= SHARED_MEMORY[capability]
-    assert shared_memory(list_attention._list_tensors, capability, **list_attention.TENSORS, SCALED=True) < 1024
+    tensors = {"SCALED": True, "KEYS": 32, **list_attention.TENSORS}
+    assert shared_memory(list_attention._list_tensors, capability, **tensors) < 1024
 
 
 @pytest.mark.parametrize("capability", [89, 90])

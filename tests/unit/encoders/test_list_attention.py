@@ -199,22 +199,26 @@ from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
 
 torch.manual_seed(0)
-lengths = [5, 66, 160, 3, 62, *[2] * 37, 7]  # the last row is padding, and is of no list
-lists, heads, size = [3, 1, 38], 1, 16
-ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
-batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists), list_size=4)
-layout = RaggedLayout.of(batch)
-tensors = list_tensors(torch.tensor(lists), max(lists), ends, layout.row_indices, 4)
-assert tensors.cells.tolist() == [[0, 1, 2, *[-1] * 35], [3, *[-1] * 37], [*range(4, 42)]]
-qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
-states = qkv.double().requires_grad_()
-expected = list_attention(*states.unbind(1), layout)
-expected.backward(grad_out.double())
-out, sums = attend_lists(qkv, ends, ends, layout.blocks, *tensors)
-grad, bias = attend_lists_backward(grad_out, qkv, out, sums, ends, ends, layout.blocks, *tensors)
-assert (out - expected).abs().max() < 2e-6, (out - expected).abs().max()
-assert (grad - states.grad).abs().max() < 5e-6, (grad - states.grad).abs().max()
-assert (bias - states.grad.sum(0).flatten()).abs().max() < 1e-4
+heads, size = 1, 16
+for lengths, lists, cells in (
+    ([5, 66, 160, 3, 62, *[2] * 37, 7], [3, 1, 38], [[0, 1, 2, *[-1] * 35], [3, *[-1] * 37], [*range(4, 42)]]),
+    ([66, 130, *[1] * 68, 7], [70], [[*range(70)]]),
+):  # the last row is padding, and is of no list
+    ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
+    sizes, most = torch.tensor(lists), max(lists)
+    every = torch.tensor([*lists, 1])
+    layout = RaggedLayout.of(TokenBatch(zeros, zeros, ends, max(lengths), lists=every, max_list=most, list_size=4))
+    tensors = list_tensors(sizes, most, ends, layout.row_indices, 4)
+    assert tensors.cells.tolist() == cells
+    qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
+    states = qkv.double().requires_grad_()
+    expected = list_attention(*states.unbind(1), layout)
+    expected.backward(grad_out.double())
+    out, sums = attend_lists(qkv, ends, ends, layout.blocks, *tensors)
+    grad, bias = attend_lists_backward(grad_out, qkv, out, sums, ends, ends, layout.blocks, *tensors)
+    assert (out - expected).abs().max() < 2e-6, (out - expected).abs().max()
+    assert (grad - states.grad).abs().max() < 5e-6, (grad - states.grad).abs().max()
+    assert (bias - states.grad.sum(0).flatten()).abs().max() < 1e-4
 """
 
 
