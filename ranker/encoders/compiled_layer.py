@@ -23,8 +23,8 @@ from ranker.encoders.pre_norm_layer import PreNormFunctions, PreNormSettings, Pr
 def compile_layers(model: nn.Module) -> int:
     """Compile the layers of a transformers model in place, for any number of tokens; return the number of layers.
 
-    These parts stay outside of the compiled code: attention with padding, soft caps, biases or shared prefixes, and
-    the reading of dropout hashes.
+    These parts stay outside of the compiled code: attention with padding, soft caps or biases, and the reading of
+    dropout hashes.
     """
     _configure()
     for module in model.modules():

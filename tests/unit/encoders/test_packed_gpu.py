@@ -123,3 +123,28 @@ def test_insisting_on_compiled_layers_in_float32_is_refused():
     encoder = Encoder(model_of("qwen3"), tiny_tokenizer(), Execution(compile=True))
     with pytest.raises(ConfigError, match=r"encoder.compile: expected auto or false, got true, but the precision is"):
         encoder(rows_of(5, 9))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+def test_shared_prefixes_have_the_states_and_gradients_of_whole_rows(compile, window):
+    """`head_dim` 64 goes through this package's kernel, and with a window through torch's."""
+    sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = model_of("mistral", **sizes, sliding_window=window)
+    encoder = Encoder(model, tiny_tokenizer(), Execution(compile=compile))
+    generator, rows, sizes_of = torch.Generator().manual_seed(1), [], (3, 2, 1)
+    for size in sizes_of:
+        prefix = torch.randint(5, 400, (50,), generator=generator)
+        rows += [torch.cat([prefix, torch.randint(5, 400, (9 + 30 * n,), generator=generator)]) for n in range(size)]
+    tokens, ends = torch.cat(rows), torch.tensor([0, *map(len, rows)]).cumsum(0).int()
+    batch = TokenBatch(tokens, torch.zeros_like(tokens), ends, max(map(len, rows))).to("cuda")
+    weights = torch.randn(len(rows), 128, generator=generator).cuda()
+    found = []
+    for last_states in (lambda: encoder.pooled(batch, "last"), lambda: encoder.last_of_groups(batch, sizes_of)):
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            states = last_states()
+        (states.float() * weights).sum().backward()
+        found.append([states, *(weight.grad.clone() for weight in model.parameters() if weight.grad is not None)])
+    for whole, shared in zip(*found, strict=True):
+        assert error(shared, whole) < 0.02
