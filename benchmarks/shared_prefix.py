@@ -6,13 +6,15 @@
 The model has random weights in the shape of SmolLM2-135M or of a Qwen3 (`--size`), frozen and on a GPU in bfloat16,
 with LoRA of rank 16 on all linear layers. `--layers` reduces the number of layers. Each group has `--docs` rows of
 `--prefix` common tokens and `--doc` other tokens. The script prints one JSON line: pairs per second with and without
-sharing, the ratio, and the largest difference between scores.
+sharing (medians of rounds in which both run in turn), the ratios, and the largest difference between the states of last
+tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -53,23 +55,27 @@ def batch_of(options: argparse.Namespace, vocabulary: int, device: torch.device)
     return TokenBatch(tokens, torch.zeros_like(tokens), offsets, length).to(device)
 
 
-def rate(encoder: Encoder, batch: TokenBatch, sizes: list[int] | None, train: bool, rounds: int) -> float:
-    """Return the pairs per second of `rounds` passes one after another, by the fastest of three times."""
+def rates(encoder: Encoder, batch: TokenBatch, sizes: list[int], train: bool, rounds: int) -> list[list[float]]:
+    """Return the pairs/s of whole rows and of shared prefixes, which run in turn, in each of `rounds` rounds.
+
+    A time is that of three passes, one after another. The first round, which compiles kernels, does not count.
+    """
+    found: list[list[float]] = [[], []]
     encoder.train(train)
-    best = float("inf")
-    for attempt in range(4):  # the first one compiles kernels
-        begin = time.perf_counter()
-        for _ in range(rounds if attempt else 1):
-            with torch.set_grad_enabled(train), torch.autocast(batch.tokens.device.type, torch.bfloat16, on_gpu()):
-                states = encoder.pooled(batch, "last") if sizes is None else encoder.last_of_groups(batch, sizes)
-                if train:
-                    states.float().square().sum().backward()
-                    encoder.zero_grad()
-        if on_gpu():
-            torch.cuda.synchronize()
-        if attempt:
-            best = min(best, time.perf_counter() - begin)
-    return rounds * batch.num_rows / best
+    for number in range(rounds + 1):
+        for way, way_rates in enumerate(found):
+            begin = time.perf_counter()
+            for _ in range(3):
+                with torch.set_grad_enabled(train), torch.autocast(batch.tokens.device.type, torch.bfloat16, on_gpu()):
+                    states = encoder.last_of_groups(batch, sizes) if way else encoder.pooled(batch, "last")
+                    if train:
+                        states.float().square().sum().backward()
+                        encoder.zero_grad()
+            if on_gpu():
+                torch.cuda.synchronize()
+            if number:
+                way_rates.append(3 * batch.num_rows / (time.perf_counter() - begin))
+    return found
 
 
 def on_gpu() -> bool:
@@ -105,10 +111,12 @@ def main() -> None:
         whole, shared = encoder.eval().pooled(batch, "last"), encoder.last_of_groups(batch, sizes)
         found["largest difference"] = float((whole - shared).abs().max() / whole.abs().max())
     for name, train in (("training", True), ("inference", False)):
-        apart, together = (rate(encoder, batch, part, train, options.rounds) for part in (None, sizes))
-        found[f"{name}, whole rows, pairs/s"] = round(apart, 2)
-        found[f"{name}, shared prefix, pairs/s"] = round(together, 2)
-        found[f"{name}, ratio"] = round(together / apart, 3)
+        apart, together = rates(encoder, batch, sizes, train, options.rounds)
+        ratios = [shared / whole for whole, shared in zip(apart, together, strict=True)]
+        found[f"{name}, whole rows, pairs/s"] = round(statistics.median(apart), 2)
+        found[f"{name}, shared prefix, pairs/s"] = round(statistics.median(together), 2)
+        found[f"{name}, ratio"] = round(statistics.median(ratios), 3)
+        found[f"{name}, ratio of each round"] = [round(ratio, 3) for ratio in ratios]
     print(json.dumps(found))
 
 

@@ -10,8 +10,8 @@ Each step is a command as a user would type it, and is printed before it runs. F
 step is repeated. The table has means over seeds, and paired tests over queries against the teacher (with the seeds'
 means). It also has the speed of the models of seed 0. For this, all models score the same pairs in turn on one CPU
 thread, and the best round counts, in CPU seconds; with `--device cuda` also on the GPU, in seconds. `smaller.png` shows
-nDCG@10 over the number of parameters, and over the time of a pair. `--speed` trains for one step and evaluates nothing,
-because the speed does not depend on the weights.
+nDCG@10 over the number of parameters, and over the time of a pair. `--speed` trains for one step, because the speed
+does not depend on the weights, and writes `speed.md` and `speed.json`.
 
 The ways:
 
@@ -275,6 +275,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
     parser.add_argument("--with", dest="with_", nargs="*", default=[], metavar="KEY=VALUE", help="for all trainings")
     options = parser.parse_args()
+    if options.speed and options.curve:
+        parser.error("--speed: expected it without --curve, got both")
     options.out = options.out.absolute()
     names = CURVE if options.curve else options.ways
     if options.device == "cuda" and not options.curve:
@@ -291,7 +293,10 @@ def main() -> None:
     if options.device == "cuda":
         speeds["cuda"] = timed(on_gpu, options, "cuda")
     if options.speed:
-        print("\n".join(speed_table(speeds)))
+        lines = speed_table(speeds)
+        (options.out / "speed.md").write_text("\n".join(lines) + "\n")
+        (options.out / "speed.json").write_text(json.dumps(speeds, indent=2) + "\n")
+        print("\n".join(lines))
         return
     lines, content = table(plans, ["teacher", *names], speeds)
     stem = options.out / ("curve" if options.curve else "smaller")

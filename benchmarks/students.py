@@ -97,7 +97,7 @@ def steps(options: argparse.Namespace) -> list[list[Step]]:
         arguments = (*data, *STUDENTS[name], f"objective={options.pretrain}", *budget, "logger=none")
         stages[0].append(Step(folder, "pretrain", arguments))
         students[name] = [
-            *STUDENTS[name], f"encoder.name={folder / 'model'}", "encoder.package=null", "encoder.pretrained=true",
+            *STUDENTS[name], f"encoder.name={folder / 'model'}", "encoder.package=null",
         ]  # fmt: skip
     for name, path in teachers.items():
         labelling = (f"teacher={path}", *data, f"depth={options.docs}", f"cache_dir={out / 'cache'}")
@@ -143,6 +143,7 @@ def table(options: argparse.Namespace) -> list[str]:
         mean, _ = values(out / f"teacher_{name}")
         lines.append(f"| teacher, {name} | | {mean.mean():.4f} | {against(mean, bm25)} | |")
     for student in options.students:
+        shown = f"{student} after {options.pretrain}" if options.pretrain else student
         rows = {"judgements": f"{student}_judgements"}
         rows |= {
             f"{teacher}, {loss}": f"{student}_{teacher}_{loss}"
@@ -156,7 +157,7 @@ def table(options: argparse.Namespace) -> list[str]:
             only = mean if only is None else only
             each = ", ".join(f"{part.mean():.4f}" for part in seeds)
             compared = "" if title == "judgements" else against(mean, only)
-            lines.append(f"| {student}, {title} | {each} | {mean.mean():.4f} | {against(mean, bm25)} | {compared} |")
+            lines.append(f"| {shown}, {title} | {each} | {mean.mean():.4f} | {against(mean, bm25)} | {compared} |")
     return lines
 
 
@@ -174,7 +175,14 @@ def main() -> None:
     parser.add_argument("--pretrain", choices=["prop", "inverse_cloze"], help="pretrain the students on the docs first")
     parser.add_argument("--pretrain-steps", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
-    parser.add_argument("--with", dest="with_", nargs="*", default=[], metavar="KEY=VALUE", help="for all trainings")
+    parser.add_argument(
+        "--with",
+        dest="with_",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for all trainings except the pretraining",
+    )
     options = parser.parse_args()
     source = next((part.split("=", 1)[1] for part in options.data if part.startswith("data.path=")), options.data[0])
     options.out = (options.out or Path("students") / Path(source).name.removeprefix("data=")).absolute()

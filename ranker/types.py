@@ -24,11 +24,15 @@ class Movable:
     because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
 
     Attributes:
-        host: The object in the host's memory of which this one is a copy on a device, for code that reads values on the
-            host: reading them from a GPU would wait for all work before. None: unknown.
+        host: The object in the host's memory of which this one is a copy on a device, for code that reads ids, masks
+            and lengths on the host: reading them from a GPU would wait for all work before. None: unknown. Copies,
+            `replace` and pickles do not keep it.
     """
 
-    host: Any = None
+    host: Self | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "host"}
 
     def _map(self, move: Callable[[Any], Any]) -> Self:
         changed: dict[str, Any] = {}
@@ -43,8 +47,8 @@ class Movable:
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
         """Return a copy with every tensor on `device`; Lightning passes no `non_blocking`, so the default is True."""
         moved = self._map(lambda value: value.to(device, non_blocking=non_blocking))
-        tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
-        if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in tensors):
+        tensors = [value for field in fields(self) if isinstance(value := getattr(self, field.name), Tensor)]  # type: ignore[arg-type]
+        if torch.device(device).type != "cpu" and all(value.device.type == "cpu" for value in tensors):
             moved.host = self
         return moved
 

@@ -20,8 +20,9 @@ from ranker.encoders.shared_prefix import SharedPrefixes
 
 try:  # Triton comes with torch's CUDA builds
     from ranker.encoders.kernels import grouped_attention as kernels
+    from ranker.encoders.kernels.grouped_attention_backward import attend_backward
 except ImportError:
-    kernels = None  # type: ignore[assignment]
+    kernels = attend_backward = None  # type: ignore[assignment]
 
 
 class GroupedRows(NamedTuple):
@@ -29,10 +30,11 @@ class GroupedRows(NamedTuple):
 
     Args:
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        cu_keys: Cumulative numbers of each row's keys, int32 [rows + 1].
+        cu_keys: Cumulative numbers of each row's keys, int32 [rows + 1]; only torch's kernel reads them.
         key_indices: Indices of the keys, int64 [keys], if rows share prefixes; None: each row's keys are its tokens.
+            Torch's kernel gets the keys in this order.
         blocks: See `RaggedLayout.blocks`, and `SharedPrefixes.blocks` if rows share prefixes.
-        longest: Upper bound of the row lengths.
+        longest: Upper bound of the row lengths and of the numbers of keys.
         short: Whether this package's kernel can run here with rows of these lengths.
         wide_heads: Whether this package's kernel supports heads of size 128 on this device.
     """
@@ -129,7 +131,7 @@ def grouped_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of queries, keys and values; those of a key head are summed over its query heads."""
     if short:
-        return kernels.attend_backward(grad, query, key, value, out, sums, cu_seqlens, blocks, scale, window)
+        return attend_backward(grad, query, key, value, out, sums, cu_seqlens, blocks, scale, window)
     # without dropout, the state of torch's random generator is not read
     state, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), torch.empty(0, device=query.device)
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(

@@ -128,7 +128,7 @@ class _Part(NamedTuple):
 def _parts(rows: PackedRows, heads: int, dim: int) -> list[_Part]:
     """Cut the lists into parts, because a long list beside many short ones has a grid of many empty cells."""
     lists = ListTensors(*rows.lists)
-    longest = lists.cells.shape[1]
+    longest = lists.longest
     size = max(1, LARGEST // max(1, longest * heads * (dim + longest)))
     parts = []
     for cells in lists.cells.split(size):
@@ -136,7 +136,7 @@ def _parts(rows: PackedRows, heads: int, dim: int) -> list[_Part]:
         bias = lists.biases.index_select(0, cells[:, 0].clamp(min=0)).double() * math.log(2)
         others = has_row[:, :, None] & has_row[:, None] & ~torch.eye(longest, dtype=torch.bool, device=cells.device)
         added = torch.where(others, bias[:, None, None], -math.inf)[:, :, None]
-        tokens = rows.cu_seqlens.index_select(0, cells.clamp(min=0).flatten())
+        tokens = lists.first_tokens.index_select(0, cells.clamp(min=0).flatten())
         parts.append(_Part(cells, tokens, added, (dim // heads) ** -0.5))
     return parts
 

@@ -26,6 +26,7 @@ from ranker.encoders.shared_prefix import attend_segments
 
 IMPLEMENTATION = "packed_rows"  # name of the attention function in transformers' registry
 LARGEST_HEAD = 256  # largest head size of torch's flash attention
+NO_PREFIXES = "prefixes can be shared only in causal models without position biases"
 
 
 def packed_attention(
@@ -65,7 +66,7 @@ def packed_attention(
         return _attend_apart(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options)
     rule = _rule(module, query, scaling, dropout, options)
     if rows.key_indices is not None and not rule.causal:
-        raise NotImplementedError("prefixes can be shared only in causal models")
+        raise NotImplementedError(NO_PREFIXES)
     query, key, value = _states(query, key, value)
     # a window of at least the longest row is no limit
     window = -1 if rule.window is None or rule.window >= rows.longest else rule.window - 1
@@ -159,7 +160,7 @@ def _with_prefixes(states: list[Tensor], forward: Pass, rule: AttentionRule) -> 
     """Compute attention from segments of rows to their prefixes and to themselves, [tokens, heads, head size]."""
     assert forward.prefixes is not None
     if not rule.causal or rule.bias is not None:
-        raise NotImplementedError("prefixes can be shared only in causal models without position biases")
+        raise NotImplementedError(NO_PREFIXES)
     query = states[0]
     with torch.autocast(query.device.type, enabled=False):  # as in `attend_rows`
         parts = list(precise(*states)) if query.device.type == "cpu" else states

@@ -1,17 +1,12 @@
-"""Causal attention within short ragged rows in Triton, with several query heads per key head and a backward pass.
+"""Causal attention within short ragged rows in Triton, with several query heads per key head.
 
-As in `short_attention`, a row is cut into blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). The
-backward pass needs only the states and the logarithms of the softmax sums. A block of queries skips the blocks of keys
-after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read the same keys and values, which are not
-copied. The gradients of keys and values are summed over the group's query heads in the order of the heads.
+As in `short_attention`, a row is cut into blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). A
+block of queries skips the blocks of keys after it. Query heads of a group (Ainslie et al., 2023, arXiv:2305.13245) read
+the same keys and values, which are not copied.
 
 Rows may share a prefix, which the batch holds once, before the rests of these rows (`SharedPrefixes`). A block of
-queries then reads the keys of its prefix and those of its own row. All tokens from a key of the prefix to the end of
-the last rest read this key, so the backward pass sums over one range of tokens, in their order.
-
-One kernel of the backward pass computes the gradients of queries, another one those of keys and values. Both compute
-the attention weights again. A single kernel would save two of seven matrix products for each pair of blocks. But with
-heads of size 128 it needs three times the registers, and it took twice the time.
+queries then reads the keys of its prefix and those of its own row. The constant FIELDS of the kernels is the number of
+columns of `blocks`: 5 with shared prefixes, otherwise 2.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ WIDE_HEADS_NEED = 128 * 1024  # bytes of shared memory for heads of size 128; he
 
 
 @triton.jit
-def _reads(i, j, length, WINDOW: tl.constexpr):
+def reads(i, j, length, WINDOW: tl.constexpr):
     """Return whether queries at positions `i` attend to keys at positions `j`. A negative WINDOW means no limit."""
     if WINDOW >= 0:
         return (j <= i) & (j < length) & (i - j <= WINDOW)
@@ -40,7 +35,7 @@ def _reads(i, j, length, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _prefix_of(block, FIELDS: tl.constexpr):
+def prefix_of(block, FIELDS: tl.constexpr):
     """Return the index of the first token of a block's prefix, and the number of its tokens; 0 without a prefix."""
     if FIELDS == 5:
         return tl.load(block + 2).to(tl.int64), tl.load(block + 3)
@@ -49,7 +44,7 @@ def _prefix_of(block, FIELDS: tl.constexpr):
 
 
 @triton.jit
-def _tokens(j, start, prefix, shared, FIELDS: tl.constexpr):
+def tokens_at(j, start, prefix, shared, FIELDS: tl.constexpr):
     """Return the indices of the keys at positions `j`: those of the prefix, then those of the row."""
     if FIELDS == 5:
         return tl.where(j < shared, prefix + j, start + j - shared)
@@ -69,7 +64,7 @@ def _attend(
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
         length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-        prefix, shared = _prefix_of(block, FIELDS)
+        prefix, shared = prefix_of(block, FIELDS)
         dims = tl.arange(0, DIM)
         i = begin + tl.arange(0, SIZE)
         in_row = (i < length)[:, None]
@@ -84,11 +79,11 @@ def _attend(
             lowest = tl.maximum(shared + begin - WINDOW, 0) // KEYS * KEYS
         for first in range(lowest, shared + tl.minimum(begin + SIZE, length), KEYS):
             j = first + tl.arange(0, KEYS)
-            tokens, is_key = _tokens(j, start, prefix, shared, FIELDS)[:, None], (j < shared + length)[:, None]
+            tokens, is_key = tokens_at(j, start, prefix, shared, FIELDS)[:, None], (j < shared + length)[:, None]
             k = tl.load(key_base + tokens * key_stride, mask=is_key, other=0.0)
             v = tl.load(value_base + tokens * value_stride, mask=is_key, other=0.0)
             logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
-            read = _reads(shared + i[:, None], j[None, :], shared + length, WINDOW)
+            read = reads(shared + i[:, None], j[None, :], shared + length, WINDOW)
             logits = tl.where(read, logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
             # a query may read none of these keys
@@ -105,106 +100,8 @@ def _attend(
         tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def _queries_backward(
-    grad_out, query, key, value, out, sums, means, grad_query, cu_seqlens, blocks,
-    grad_stride, query_stride, key_stride, value_stride, num_tokens,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    FIELDS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient of a block of queries of one head, and the inner product of each output and its gradient."""
-    block, head = blocks + tl.program_id(0) // HEADS * FIELDS, tl.program_id(0) % HEADS
-    row, begin = tl.load(block), tl.load(block + 1)
-    if row >= 0:
-        start = tl.load(cu_seqlens + row).to(tl.int64)
-        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-        prefix, shared = _prefix_of(block, FIELDS)
-        dims = tl.arange(0, DIM)[None, :]
-        i = begin + tl.arange(0, SIZE)
-        inside = i < length
-        queries, in_row = (start + i)[:, None], inside[:, None]
-        own = head * DIM + dims
-        q = tl.load(query + queries * query_stride + own, mask=in_row, other=0.0)
-        upstream = tl.load(grad_out + queries * grad_stride + own, mask=in_row, other=0.0)
-        mixed = tl.load(out + queries * (HEADS * DIM) + own, mask=in_row, other=0.0)
-        mean = tl.sum(upstream.to(tl.float32) * mixed.to(tl.float32), 1)
-        of_head = head.to(tl.int64) * num_tokens + start
-        tl.store(means + of_head + i, mean, mask=inside)
-        log_sum = tl.load(sums + of_head + i, mask=inside, other=float("inf"))
-        key_base = key + head // GROUP * DIM + dims
-        value_base = value + head // GROUP * DIM + dims
-        lowest = 0
-        if WINDOW >= 0:
-            lowest = tl.maximum(shared + begin - WINDOW, 0) // KEYS * KEYS
-        grad_q = tl.zeros([SIZE, DIM], tl.float32)
-        for first in tl.range(lowest, shared + tl.minimum(begin + SIZE, length), KEYS, num_stages=STAGES):
-            j = first + tl.arange(0, KEYS)
-            tokens, is_key = _tokens(j, start, prefix, shared, FIELDS)[:, None], (j < shared + length)[:, None]
-            k = tl.load(key_base + tokens * key_stride, mask=is_key, other=0.0)
-            v = tl.load(value_base + tokens * value_stride, mask=is_key, other=0.0)
-            logits = tl.dot(q, tl.trans(k)) * (SCALE * LOG2E)
-            read = _reads(shared + i[:, None], j[None, :], shared + length, WINDOW)
-            logits = tl.where(read, logits, float("-inf"))
-            weights = tl.exp2(logits - log_sum[:, None])
-            slope = weights * (tl.dot(upstream, tl.trans(v)) - mean[:, None])
-            grad_q += tl.dot(slope.to(k.dtype), k)
-        tl.store(
-            grad_query + queries * (HEADS * DIM) + own, (grad_q * SCALE).to(grad_query.dtype.element_ty), mask=in_row
-        )
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _keys_backward(
-    grad_out, query, key, value, sums, means, grad_key, grad_value, cu_seqlens, blocks,
-    grad_stride, query_stride, key_stride, value_stride, num_tokens,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    FIELDS: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradients of a block of keys and values of one head, over the queries of all heads of its group."""
-    key_heads = HEADS // GROUP
-    block, head = blocks + tl.program_id(0) // key_heads * FIELDS, tl.program_id(0) % key_heads
-    row, begin = tl.load(block), tl.load(block + 1)
-    if row >= 0:
-        start = tl.load(cu_seqlens + row).to(tl.int64)
-        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-        dims = tl.arange(0, DIM)[None, :]
-        j = begin + tl.arange(0, SIZE)
-        keys, is_key = (start + j)[:, None], (j < length)[:, None]
-        k = tl.load(key + keys * key_stride + head * DIM + dims, mask=is_key, other=0.0)
-        v = tl.load(value + keys * value_stride + head * DIM + dims, mask=is_key, other=0.0)
-        grad_k, grad_v = tl.zeros([SIZE, DIM], tl.float32), tl.zeros([SIZE, DIM], tl.float32)
-        # number of tokens from the row's first to the last token that reads the row's keys
-        readers = (tl.load(block + 4) - start).to(tl.int32) if FIELDS == 5 else length
-        highest = readers
-        if WINDOW >= 0:
-            highest = tl.minimum(begin + SIZE + WINDOW, readers)
-        # one loop over heads and blocks of queries, so that the next block is loaded while this one is computed
-        steps = tl.cdiv(highest - begin, QUERIES)
-        for step in tl.range(0, steps * GROUP, num_stages=STAGES):
-            member = head * GROUP + step // steps
-            i = begin + step % steps * QUERIES + tl.arange(0, QUERIES)
-            inside = i < readers
-            tokens, own = (start + i)[:, None], member * DIM + dims
-            q = tl.load(query + tokens * query_stride + own, mask=inside[:, None], other=0.0)
-            upstream = tl.load(grad_out + tokens * grad_stride + own, mask=inside[:, None], other=0.0)
-            of_head = member.to(tl.int64) * num_tokens + start
-            mean = tl.load(means + of_head + i, mask=inside, other=0.0)
-            log_sum = tl.load(sums + of_head + i, mask=inside, other=float("inf"))
-            logits = tl.dot(k, tl.trans(q)) * (SCALE * LOG2E)  # [keys, queries]
-            logits = tl.where(_reads(i[None, :], j[:, None], length, WINDOW), logits, float("-inf"))
-            weights = tl.exp2(logits - log_sum[None, :])
-            grad_v += tl.dot(weights.to(v.dtype), upstream)
-            slope = weights * (tl.dot(v, tl.trans(upstream)) - mean[None, :])
-            grad_k += tl.dot(slope.to(k.dtype), q)
-        offsets = keys * (key_heads * DIM) + head * DIM + dims
-        tl.store(grad_key + offsets, (grad_k * SCALE).to(grad_key.dtype.element_ty), mask=is_key)
-        tl.store(grad_value + offsets, grad_v.to(grad_value.dtype.element_ty), mask=is_key)
-
-
 # launch settings, measured on an H200 with rows of 87 tokens, see docs/performance.md
 FORWARD = {"SIZE": BLOCK, "KEYS": 64, "num_warps": 4, "num_stages": 2}
-QUERIES_BACKWARD = {"SIZE": BLOCK, "KEYS": 32, "STAGES": 2, "num_warps": 4}
-KEYS_BACKWARD = {"SIZE": BLOCK, "QUERIES": 32, "STAGES": 2, "num_warps": 4}
 
 
 def attend(
@@ -228,55 +125,24 @@ def attend(
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
     """
     tokens, heads, dim = query.shape
-    parts = [_in_rows(part) for part in (query, key, value)]
+    parts = [in_rows(part) for part in (query, key, value)]
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=query.device)
     if tokens:
         with torch.cuda.device_of(query):  # Triton launches on the current device
             _attend[(blocks.shape[0] * heads,)](
                 *parts, out, sums, cu_seqlens, blocks, *(part.stride(0) for part in parts), tokens,
-                **_constants(query, key, blocks, scale, window), **FORWARD,
+                **constants_of(query, key, blocks, scale, window), **FORWARD,
             )  # fmt: skip
     return out, sums
 
 
-def attend_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor,
-    blocks: Tensor, scale: float, window: int = -1,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of queries, keys and values of `attend`.
+def constants_of(query: Tensor, key: Tensor, blocks: Tensor, scale: float, window: int) -> dict[str, Any]:
+    """Return the constants of the kernels that depend on their arguments.
 
-    Args:
-        grad_out: Gradient of the output, [tokens, heads, dim].
-        query: See `attend`.
-        key: See `attend`.
-        value: See `attend`.
-        out: The output of `attend`.
-        sums: The softmax sums of `attend`.
-        cu_seqlens: See `attend`.
-        blocks: See `attend`.
-        scale: See `attend`.
-        window: See `attend`.
+    Raises:
+        ValueError: A window with shared prefixes.
     """
-    tokens, heads = query.shape[:2]
-    states = [_in_rows(part) for part in (grad_out, query, key, value)]
-    strides = [part.stride(0) for part in states]
-    grads = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (query, key, value)]
-    means = torch.empty_like(sums)
-    constants = _constants(query, key, blocks, scale, window)
-    if tokens:
-        with torch.cuda.device_of(query):  # Triton launches on the current device
-            _queries_backward[(blocks.shape[0] * heads,)](
-                *states, out, sums, means, grads[0], cu_seqlens, blocks, *strides, tokens, **constants,
-                **QUERIES_BACKWARD,
-            )  # fmt: skip
-            _keys_backward[(blocks.shape[0] * key.shape[1],)](
-                *states, sums, means, *grads[1:], cu_seqlens, blocks, *strides, tokens, **constants, **KEYS_BACKWARD
-            )  # fmt: skip
-    return grads[0], grads[1], grads[2]
-
-
-def _constants(query: Tensor, key: Tensor, blocks: Tensor, scale: float, window: int) -> dict[str, Any]:
     (heads, dim), fields = query.shape[1:], blocks.shape[1]
     if fields == 5 and window >= 0:
         raise ValueError(f"window: expected no limit with shared prefixes, got {window}")
@@ -284,7 +150,7 @@ def _constants(query: Tensor, key: Tensor, blocks: Tensor, scale: float, window:
     return {"SCALE": scale, "HEADS": heads, "GROUP": group, "DIM": dim, "WINDOW": window, "FIELDS": fields}
 
 
-def _in_rows(part: Tensor) -> Tensor:
+def in_rows(part: Tensor) -> Tensor:
     """Return a tensor [tokens, heads, dim] in which the values of each token are contiguous."""
     together = part.stride(2) == 1 and part.stride(1) == part.shape[2]
     return part if together else part.contiguous()

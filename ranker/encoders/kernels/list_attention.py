@@ -20,7 +20,7 @@ from ranker.encoders.kernels.sums import column_sums
 
 SPLITS = 8  # number of Triton programs that share the queries of a list to compute the gradient of its first tokens
 TENSORS = {"SIZE": 128, "num_warps": 1}
-# launch settings for each `key_block`, measured on an H200, see docs/performance.md
+# launch settings for each `key_block`, measured on an H200, see docs/listwise.md
 LAUNCHES = {
     32: {"SIZE": BLOCK // 2, "KEYS": 32, "num_warps": 4, "num_stages": 3},
     64: {"SIZE": BLOCK, "KEYS": 64, "num_warps": 4, "num_stages": 2},

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-LONG = 64  # lists of more rows have other launch settings
-
 
 class ListTensors(NamedTuple):
     """The rows of each list.
@@ -33,7 +31,7 @@ class ListTensors(NamedTuple):
 
     @property
     def key_block(self) -> int:
-        """Number of first tokens whose gradients a Triton program sums."""
+        """Number of first tokens that a Triton program reads, or whose gradients it sums, at a time."""
         return key_block(self.longest)
 
     @property
@@ -43,5 +41,5 @@ class ListTensors(NamedTuple):
 
 
 def key_block(longest: int) -> int:
-    """Return `ListTensors.key_block` for lists of up to `longest` rows."""
-    return 64 if longest > LONG else 32
+    """Return `ListTensors.key_block` for lists of up to `longest` rows; measured on an H200, see docs/listwise.md."""
+    return 64 if longest > 64 else 32

@@ -18,14 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.encoders.kernels.blocks import BLOCK
-from ranker.encoders.kernels.lists import LONG, ListTensors
+from ranker.encoders.kernels.lists import ListTensors
 
 MAX_LENGTH = 512  # longer rows work, but torch's kernel is then faster
 HEAD_SIZES = (16, 32, 64, 128)
 LOG2E = tl.constexpr(1.4426950408889634)
 # launch settings, measured on an H200, see docs/performance.md
 FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "OTHERS": 32, "num_warps": 4, "num_stages": 3}
-LONG_LISTS = FORWARD | {"OTHERS": 64}
 
 
 @triton.jit
@@ -160,7 +159,7 @@ def attend(
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
     """
     tokens, _, heads, dim = qkv.shape
-    settings = LONG_LISTS if lists is not None and lists.longest > LONG else FORWARD
+    settings = FORWARD if lists is None else FORWARD | {"OTHERS": lists.key_block}
     qkv = qkv.contiguous()
     out = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)

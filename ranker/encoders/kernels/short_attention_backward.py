@@ -60,7 +60,7 @@ def _tile_backward(
         values = keys + HEADS * DIM
         if LISTS:
             first_row, end_row, bias = tl.load(first_rows + row), tl.load(end_rows + row), tl.load(biases + row)
-            j = (first_row + i - length).to(tl.int32)  # the row of a column after the own tokens
+            j = first_row + i - length  # the row of a column after the own tokens, int64
             is_other = (i >= length) & (j < end_row) & (j != row)
             others = firsts + j[:, None] * (2 * HEADS * DIM) + head * DIM + dims[None, :]
             keys, values = tl.where(in_row, keys, others), tl.where(in_row, values, others + HEADS * DIM)

@@ -30,7 +30,8 @@ def plain(query, key, value, lengths, scale, window=-1):
 
 KERNELS = """
 import torch
-from ranker.encoders.kernels.grouped_attention import attend, attend_backward
+from ranker.encoders.kernels.grouped_attention import attend
+from ranker.encoders.kernels.grouped_attention_backward import attend_backward
 from tests.unit.encoders.test_grouped_attention import layout_of, plain
 
 lengths = [5, 66, 130, 1, 64]
@@ -79,11 +80,25 @@ def whole_rows(query, key, value, rows, scale):
     return torch.stack([out[token] for token in range(len(query))])
 
 
+def test_blocks_name_the_prefix_and_the_last_reader_of_each_segment():
+    prefixes, _ = shared(GROUPS)
+    ends, keys, starts = prefixes.batch.cu_seqlens.tolist(), prefixes.key_indices.tolist(), prefixes.cu_keys.tolist()
+    seen = set()
+    for segment, begin, prefix, length, readers in prefixes.blocks.tolist():
+        own = range(ends[segment], ends[segment + 1])
+        seen |= {own[begin + i] for i in range(min(64, len(own) - begin))}
+        assert [*range(prefix, prefix + length), *own] == keys[starts[segment] : starts[segment + 1]]
+        reading = [other for other in range(len(ends) - 1) if own[0] in keys[starts[other] : starts[other + 1]]]
+        assert reading == list(range(reading[0], reading[-1] + 1)) and readers == ends[reading[-1] + 1]
+    assert seen == set(range(ends[-1]))
+
+
 GROUPS = [(7, [5, 130, 64]), (66, [1, 63]), (0, [40, 70]), (64, [65, 3]), (9, [20])]  # a single row shares nothing
 
 PREFIXES = """
 import torch
-from ranker.encoders.kernels.grouped_attention import attend, attend_backward
+from ranker.encoders.kernels.grouped_attention import attend
+from ranker.encoders.kernels.grouped_attention_backward import attend_backward
 from tests.unit.encoders.test_grouped_attention import GROUPS, shared, whole_rows
 
 prefixes, rows = shared(GROUPS)

@@ -169,7 +169,15 @@ def test_first_tokens_alone_get_the_states_and_gradients_of_attention_between_al
     bias = {5: [1.0, 1.0, 1.0, 0.0, 2.0, 2.0], 1: [-math.inf] * 3 + [0.0] + [-math.inf] * 2}.get(  # log2((L - 1) / 2)
         list_size, [0.0] * 6
     )
-    parts = ([], [0, 0, 0, 3, 4, 4], [3, 3, 3, 4, 6, 6], [], [], bias, [[0, 1, 2], [3, -1, -1], [4, 5, -1]])
+    parts = (
+        layout.batch.cu_seqlens[:-1].tolist(),
+        [0, 0, 0, 3, 4, 4],
+        [3, 3, 3, 4, 6, 6],
+        [],
+        [],
+        bias,
+        [[0, 1, 2], [3, -1, -1], [4, 5, -1]],
+    )
     tensors = [torch.tensor(part) for part in parts]
     rows = PackedRows(layout.batch.cu_seqlens, layout.cu_keys, None, max(LENGTHS), layout.blocks, tensors)
     by_row = SimpleNamespace(first_attention=average_by_row, first_attention_backward=average_by_row_backward)
