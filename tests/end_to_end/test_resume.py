@@ -89,7 +89,7 @@ def test_pc71_killed_at_nine_moments(forks, whole, choices, tmp_path):
     rng = random.Random(11)
     folders: list[Path] = []
     arguments = choices
-    # as a checkpoint is opened or renamed, while it is written (it is open for a millisecond), in a step or a validation
+    # as a checkpoint is opened or renamed, while it is written (open for a millisecond), in a step or in a validation
     late = (lambda: 0.0, lambda: rng.uniform(0, 0.002), lambda: rng.uniform(0, 0.06))
     for event, moment in itertools.product(("open", "os.rename", "open"), late):
         kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment()]
