@@ -25,6 +25,7 @@ def done(forks, where, small_files):
         "depth=6",
         "logger=none",
         "trainer.max_steps=2",
+        "report=none",
         *CPU,
     ]
     train += ["batch.queries=4", "batch.docs=3", "encoder=tiny"]

@@ -14,7 +14,7 @@ from commands import run_all
 
 from ranker.data.trec import read_qrels, read_run
 
-SMALL = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "depth=5"]
+SMALL = ["report=none", "trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "depth=5"]
 SUITE = """
 defaults:
   - /data@sets.first: files

@@ -22,6 +22,7 @@ SMALL = [
     "optim.lr=3e-3",
     "depth=5",
     "trainer.enable_progress_bar=false",
+    "report=none",
 ]
 DRY = ["hydra/launcher=dry_run", "batch.docs=4,8"]
 SEARCH = [
