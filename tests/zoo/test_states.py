@@ -1,5 +1,8 @@
 """Encoders of all families: states, dropout and gradients against transformers' own model on each row alone."""
 
+import copy
+from functools import cache
+
 import pytest
 import torch
 import transformers
@@ -16,10 +19,16 @@ from tests.zoo.rows import encode, largest_difference, token_batch
 HALF = [name for name in TRAINED if OUTCOMES[name].path not in ("padded", "by_length") and name != "xmod"]
 
 
-def load(folder, **options) -> Encoder:
-    """The family's encoder without dropout, unless options ask for it."""
+@cache
+def loaded(folder, **options) -> Encoder:
+    """The family's encoder, read once."""
     torch.manual_seed(0)
     return load_encoder(str(folder), **options).eval()
+
+
+def load(folder, **options) -> Encoder:
+    """A copy of the family's encoder without dropout, unless options ask for it."""
+    return copy.deepcopy(loaded(folder, **options))
 
 
 def reference(family, folder):
