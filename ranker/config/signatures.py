@@ -114,11 +114,7 @@ def defines(target: str, within: str, depth: int = 0) -> bool:
     statements = (
         [node]
         if node is not None
-        else [
-            star
-            for star in _statements(path)
-            if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"
-        ]
+        else [star for star in _statements(path) if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"]
     )
     origins = [_origin(statement, module, path, name) for statement in statements]
     return any(origin.startswith(within) and defines(origin, within, depth + 1) for origin in origins)

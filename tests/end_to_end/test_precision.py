@@ -75,7 +75,9 @@ def test_a_resumed_run_keeps_bf16_and_ends_like_a_whole_one(forks, choices, tmp_
 
 
 def test_an_evaluation_in_bf16_has_the_scores_and_the_order_of_float32(forks, choices, tmp_path):
-    done = forks.run("train.py", *choices, "trainer.max_epochs=5", "optim.lr=2e-2", cwd=tmp_path)
+    done = forks.run(
+        "train.py", *choices, "trainer.max_epochs=10", "optim.lr=1e-2", "save_every_steps=60", cwd=tmp_path
+    )
     assert done.code == 0, done.out
     trained = run_folder(tmp_path)
     scores = {}

@@ -78,7 +78,7 @@ def done(forks, tmp_path_factory, small_files):
             if "checkpoint" in chosen:
                 arguments = [argument for argument in arguments if argument != "encoder=tiny"]
             if not number:  # the first command uses the built-in collection
-                arguments += ["name=builtin", "report=page"]
+                arguments = [argument for argument in arguments if argument != "report=none"] + ["name=builtin"]
             elif "data" not in chosen and (script == "train.py" or "checkpoint" not in chosen):
                 arguments += ["data=files", f"data.path={small_files}"]
             if "encoder=minilm" in arguments:
