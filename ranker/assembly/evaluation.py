@@ -170,10 +170,11 @@ def write_set(
         None if buckets is None else Lengths.of(collection, buckets),
     )
     means = written["measures"]
-    if compared and means:  # `means` is empty if no query is judged
+    drawn = report is None or report.wanted
+    if drawn and compared and means:  # `means` is empty if no query is judged
         measure = next(iter(means))
         pictures.write_comparison(folder, name, measure, run, compared, dict(collection.qrels), collection.relevance)
-    if written.get("by_length"):
+    if drawn and written.get("by_length"):
         rows, measure = written["by_length"], next(iter(means))
         figures.save(pictures.draw_by_length(rows, measure, name, label), folder, f"{name}_by_length")
     if report is not None:

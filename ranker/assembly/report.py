@@ -31,11 +31,14 @@ class Report:
 
     Args:
         cfg: The command's configuration; `report` limits the numbers of queries and docs on the page.
+
+    Attributes:
+        wanted: False with `report=none`, which leaves out the page and the pictures.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
         options = dict(cfg.get("report") or {})  # the configuration of an earlier version has no `report`
-        self._write = bool(options.pop("write", True))
+        self.wanted = bool(options.pop("write", True))
         self._limits = Limits(**{str(key): value for key, value in options.items()})
         self._relevance = int(cfg.get("relevance", 1))
         self._sets: list[SetContent] = []
@@ -60,7 +63,7 @@ class Report:
             qrels: query_id -> doc_id -> relevance.
             collection: The set, for its texts; None: the page shows ids only.
         """
-        if not self._write:
+        if not self.wanted:
             return
         of_set = folder / "evaluation" / name
         metrics = json.loads((of_set / "metrics.json").read_text(encoding="utf-8"))
@@ -89,7 +92,7 @@ class Report:
             part: The runs and their values.
             facts: The facts that the page shows above the queries.
         """
-        if self._write:
+        if self.wanted:
             content = with_terms(set_content(part, self._limits))
             content.facts = facts
             self._sets.append(content)
@@ -109,7 +112,7 @@ class Report:
         Raises:
             DataError: The file can't be written.
         """
-        if not self._write:
+        if not self.wanted:
             return
         environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
         environment.pop("command", None)

@@ -42,11 +42,11 @@ def _evaluate_file(cfg: DictConfig) -> None:
     written = write_evaluation(
         folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name
     )
-    if baseline and written["measures"]:  # without judged queries there are no measures
+    report = Report(cfg)
+    if report.wanted and baseline and written["measures"]:  # without judged queries there are no measures
         from ranker.evaluation import pictures
 
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
-    report = Report(cfg)
     report.add(folder, name, run, ("baseline", baseline) if baseline else None, qrels)
     facts = {"Run": cfg.run, "Baseline": cfg.baseline, "Judgements": cfg.qrels}
     report.write(folder, f"Evaluation of {name}", {key: str(path) for key, path in facts.items() if path is not None})

@@ -141,7 +141,8 @@ def _report(
     """Write `result.json`, the curves and the page, and show the results on the dashboards."""
     write_json(folder / "result.json", result)
     runs = resumed_runs(folder) if cfg.resume else [folder]
-    learning_curves.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
+    if page.wanted:
+        learning_curves.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
     facts = {"Run": folder.name, "Steps": str(result["steps"]), "Time": f"{result['seconds']:.0f} s"}
     if result["objective"] is not None:
         facts[f"Best {cfg.monitor}"] = f"{result['objective']:.4f} at step {result['best_step']}"

@@ -114,11 +114,7 @@ def defines(target: str, within: str, depth: int = 0) -> bool:
     statements = (
         [node]
         if node is not None
-        else [
-            star
-            for star in ast.parse(path.read_text(encoding="utf-8")).body
-            if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"
-        ]
+        else [star for star in _statements(path) if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"]
     )
     origins = [_origin(statement, module, path, name) for statement in statements]
     return any(origin.startswith(within) and defines(origin, within, depth + 1) for origin in origins)
@@ -170,8 +166,13 @@ def _locate(target: str) -> tuple[str, str, Path | None]:
     return module, name, path if path.is_file() else None
 
 
+@cache
+def _statements(path: Path) -> list[ast.stmt]:
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
 def _definition(path: Path, name: str) -> ast.AST | None:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in _statements(path):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):

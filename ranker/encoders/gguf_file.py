@@ -1,8 +1,9 @@
-"""Parse a GGUF file once. transformers would parse it three times: for configuration, tokenizer and weights."""
+"""Parse a GGUF file once. transformers would parse it for the configuration, the tokenizer and the weights."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 from collections.abc import Callable, Iterator
@@ -13,18 +14,26 @@ Load = TypeVar("Load", bound=Callable[..., Any])
 
 @contextlib.contextmanager
 def parsed_once() -> Iterator[None]:
-    """Let all reads by transformers in the block share one `gguf.GGUFReader` per file: making one takes seconds.
+    """Let all reads by transformers in the block share a file's `gguf.GGUFReader` and metadata: each takes seconds.
 
     Raises:
         ImportError: The package gguf is not installed.
     """
     gguf: Any = importlib.import_module("gguf")
-    reader = gguf.GGUFReader
-    gguf.GGUFReader = functools.cache(reader)
+    files: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    reader, load = gguf.GGUFReader, files.load_gguf_checkpoint
+    metadata = functools.cache(load)
+
+    def loaded(path: Any, return_tensors: bool = False, **options: Any) -> dict[str, Any]:
+        if return_tensors:
+            return load(path, return_tensors=True, **options)
+        return copy.deepcopy(metadata(path))
+
+    gguf.GGUFReader, files.load_gguf_checkpoint = functools.cache(reader), loaded
     try:
         yield
     finally:
-        gguf.GGUFReader = reader
+        gguf.GGUFReader, files.load_gguf_checkpoint = reader, load
 
 
 def parses_once(load: Load) -> Load:

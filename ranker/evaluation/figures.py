@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
 MARGIN = 0.1  # around a picture, in inches
+DPI = 200  # dots per inch
 OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -30,10 +31,10 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path = folder / "pictures" / f"{name.replace('/', '_')}.png"
-    figure.set_dpi(200)
+    figure.set_dpi(DPI)
     box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).padded(MARGIN)
     with write_whole(path, binary=True) as file:
-        figure.savefig(file, dpi=200, bbox_inches=box, format="png")  # with "tight", matplotlib would draw twice
+        figure.savefig(file, dpi=DPI, bbox_inches=box, format="png")  # with "tight", matplotlib would draw twice
     return path
 
 

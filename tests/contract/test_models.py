@@ -4,6 +4,7 @@ A new model is tested as soon as its yaml exists.
 """
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,26 +37,24 @@ def encoder_for(model):
     return next((name for key, name in needs.items() if attribute_of(target, key, default=False)), "tiny")
 
 
-@pytest.fixture(params=MODELS)
-def cfg(request, small_files, tmp_path):
+@cache
+def composed(model, data):
     """The configuration of a training of the model."""
+    small = ["depth=6", "batch.docs=4", "batch.queries=4", f"name={model}"]
     entry.register()
-    torch.manual_seed(0)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose(
-            "train",
-            [
-                f"model={request.param}",
-                f"encoder={encoder_for(request.param)}",
-                "data=files",
-                f"data.path={small_files}",
-                "depth=6",
-                "batch.docs=4",
-                "batch.queries=4",
-                f"cache_dir={tmp_path}",
-                f"name={request.param}",
-            ],
+            "train", [f"model={model}", f"encoder={encoder_for(model)}", "data=files", f"data.path={data}", *small]
         )
+
+
+@pytest.fixture(params=MODELS)
+def cfg(request, small_files, tmp_path):
+    """A copy of the configuration, with a cache of its own."""
+    torch.manual_seed(0)
+    copied = composed(request.param, small_files).copy()
+    copied.cache_dir = str(tmp_path)
+    return copied
 
 
 @pytest.fixture

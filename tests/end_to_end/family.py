@@ -46,9 +46,9 @@ CLOSE = 1e-4  # largest difference of two scores, divided by the largest score i
 
 
 def write_data(folder: Path) -> Path:
-    """Return a folder in the `files` format: 20 queries over 30 docs, three of which have 300 words."""
+    """Return a folder in the `files` format: 20 queries over 30 docs, three of which have 200 words."""
     rng = random.Random(3)
-    texts = [words(i, 300 if i % 10 == 4 else rng.randint(2, 40)) for i in range(30)]
+    texts = [words(i, 200 if i % 10 == 4 else rng.randint(2, 40)) for i in range(30)]
     folder.mkdir(parents=True)
     lines = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
     (folder / "docs.jsonl").write_text("\n".join(lines) + "\n")

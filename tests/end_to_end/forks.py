@@ -376,15 +376,18 @@ def run(command: dict, stand_ins: StandIns) -> dict:
 
 
 def fill_caches() -> None:
-    """Compute what each run would compute first: Hydra's list of plugins, parsers' tables, fonts, transformers' rules.
+    """Compute what each run would compute first: Hydra's list of plugins, parsers' tables, signatures, fonts, rules.
 
-    These values depend on the installed packages alone.
+    These values depend on the installed packages and on `conf/` alone. Pictures get a sixteenth of their dots.
     """
+    from hydra import compose, initialize_config_dir
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+    from ranker.cli import entry
+    from ranker.config.check import check
     from ranker.encoders import families
     from ranker.evaluation import figures
 
@@ -394,9 +397,14 @@ def fill_caches() -> None:
     OverridesParser.create().parse_overrides(["a.b=1e-3", "+c=[d,'e']", "f@g.h={i: 2}", "~j", "k=l,m"])
     OmegaConf.to_container(OmegaConf.create({"a": "${b}/${oc.env:HOME}", "b": "x"}), resolve=True)
     get_checkpoint_conversion_mapping("bert")
+    entry.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        check(compose("train", ["name=x", "encoder=tiny", "data=files", "data.path=."]))
+        check(compose("evaluate", ["name=x", "checkpoint=."]))
     with tempfile.TemporaryDirectory() as folder:
         figure, _ = figures.new_figure(2, 2)
         figures.save(figure, Path(folder), "empty")
+    figures.DPI = 50
 
 
 def main() -> None:

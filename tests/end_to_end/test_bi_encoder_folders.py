@@ -18,6 +18,7 @@ SMALL = [
     "depth=5",
     "trainer.max_steps=6",
     "trainer.enable_progress_bar=false",
+    "report=none",
     "save_every_steps=1",
 ]
 

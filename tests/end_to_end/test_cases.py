@@ -13,6 +13,7 @@ SMALL = [
     "trainer.max_steps=1",
     "depth=5",
     "trainer.enable_progress_bar=false",
+    "report=none",
 ]
 
 

@@ -26,13 +26,14 @@ def done(forks, where, small_files):
         "depth=6",
         "logger=none",
         "trainer.max_steps=2",
+        "report=none",
         *CPU,
     ]
     train += ["batch.queries=4", "batch.docs=3"]
     commands = {
         "train": [*train, "encoder=tiny", "name=own"],
         "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "heads=0.5", "pairs=20"],
-        "evaluate": ["evaluate.py", "checkpoint=@outputs/small/*/model", "name=evaluated", *CPU],
+        "evaluate": ["evaluate.py", "checkpoint=@outputs/small/*/model", "name=evaluated", "report=none", *CPU],
         "further": [*train, "checkpoint=@outputs/small/*/model", "name=further"],
         "tuned": [*COMPRESS, "name=tuned", "layers=1", "heads=0.5", "pairs=8", "tune=true"],
         "no_run": ["ranker/__main__.py", "compress", "checkpoint=@outputs/small/*/model", "layers=1", "tune=true"],

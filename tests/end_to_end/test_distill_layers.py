@@ -16,6 +16,7 @@ CHOICES = [
     "optim.lr=1e-2",
     "depth=5",
     "trainer.enable_progress_bar=false",
+    "report=none",
     "save_every_steps=1",
 ]
 

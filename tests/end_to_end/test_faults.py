@@ -29,6 +29,7 @@ SMALL = [
     "depth=5",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
+    "report=none",
     "save_every_steps=1",
     "name=small",
 ]

@@ -46,7 +46,16 @@ def label(*arguments: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def done(forks, where):
-    train = ["train.py", "data=files", "data.path=data", "depth=6", "encoder=tiny", "logger=none", *SMALL]
+    train = [
+        "train.py",
+        "data=files",
+        "data.path=data",
+        "depth=6",
+        "encoder=tiny",
+        "logger=none",
+        "report=none",
+        *SMALL,
+    ]
     train += ["trainer.max_steps=2", "batch.queries=4", "batch.docs=3"]
     commands = {
         "one": label("teacher=one", "name=one", "shard_queries=7"),

@@ -13,7 +13,7 @@ CHOICES = [
     "model=lm_reranker", "encoder=tiny_lm", "encoder.pretrained=true", "lora=default",
     "encoder.lora.dropout=0.1", "encoder.lora.merge=true",
     "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=2", "optim.lr=3e-3", "depth=5",
-    "trainer.enable_progress_bar=false", "save_every_steps=1", "name=lm",
+    "trainer.enable_progress_bar=false", "report=none", "save_every_steps=1", "name=lm",
     "loss=dpo",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_the_model_is_evaluated_with_and_without_its_adapters(runs, forks, small
         where.mkdir()
         done = forks.run(
             "evaluate.py", f"checkpoint={whole / name}", "data=files", f"data.path={small_files}", "depth=5",
-            f"cache_dir={tmp_path / 'cache'}", cwd=where,
+            f"cache_dir={tmp_path / 'cache'}", "report=none", cwd=where,
         )  # fmt: skip
         assert done.code == 0, done.out
         (metrics,) = where.rglob("metrics.json")

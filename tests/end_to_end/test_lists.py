@@ -17,6 +17,7 @@ from ranker.lists.duo import Duo
 from ranker.probing.subject import Subject
 
 CPU = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
+QUICK = ["report=none", *CPU]
 MODELS = {"set_encoder": "tiny", "listwise_lm": "tiny_lm", "duo": "tiny_t5"}
 
 
@@ -27,7 +28,7 @@ def where(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(forks, where, small_files):
-    source = ["data=files", f"data.path={small_files}", f"cache_dir={where / 'cache'}", *CPU]
+    source = ["data=files", f"data.path={small_files}", f"cache_dir={where / 'cache'}", *QUICK]
     few = ["logger=none", "batch.queries=4", "batch.docs=4", "depth=7", "val_depth=4", "schedule=constant"]
     commands = {}
     for model, encoder in MODELS.items():
@@ -46,12 +47,12 @@ def done(forks, where, small_files):
         "duo half": [*commands["duo"][:-2], "trainer.max_steps=2", "name=duo_half"],
         "duo rest": ["train.py", "checkpoint=@outputs/duo_half/*", "resume=true", "trainer.max_steps=4",
                      "name=duo_rest", f"cache_dir={where / 'cache'}"],
-        "orders": ["evaluate.py", "checkpoint=@outputs/listwise_lm/*", "name=orders", "orders=3", *CPU,
+        "orders": ["evaluate.py", "checkpoint=@outputs/listwise_lm/*", "name=orders", "orders=3", *QUICK,
                    "batch.max_tokens=300"],
-        "no order": ["evaluate.py", "checkpoint=@outputs/set_encoder/*", "name=no_order", "orders=2", *CPU],
+        "no order": ["evaluate.py", "checkpoint=@outputs/set_encoder/*", "name=no_order", "orders=2", *QUICK],
         "sliding": ["evaluate.py", "checkpoint=@outputs/listwise_lm/*", "name=sliding", "lists.window=4",
-                    "lists.merge=sliding", *CPU],
-        "whole": ["evaluate.py", "checkpoint=@outputs/window/*", "name=whole", "lists.window=null", *CPU],
+                    "lists.merge=sliding", *QUICK],
+        "whole": ["evaluate.py", "checkpoint=@outputs/window/*", "name=whole", "lists.window=null", *QUICK],
         "export": ["ranker/__main__.py", "export", "checkpoint=@outputs/set_encoder/*", "format=hf", "to=exported"],
         "monobert": ["train.py", *source, *few, "encoder=tiny", "trainer.max_steps=1", "name=monobert"],
         "alone": ["evaluate.py", "checkpoint=@outputs/monobert/*", "orders=2", "name=no", *CPU],

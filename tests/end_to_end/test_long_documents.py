@@ -53,15 +53,16 @@ def where(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(forks, where, haystack):
-    source = ["data=files", f"data.path={haystack}", f"cache_dir={where / 'cache'}"]
+    source = ["data=files", f"data.path={haystack}", f"cache_dir={where / 'cache'}", "report=none"]
     train = ["train.py", *source, "encoder=tiny", "logger=none", "batch.queries=4", "batch.docs=6", *CPU, *WINDOWS]
     needle = [*train, "trainer.max_epochs=8", "optim.lr=3e-3"]
     few = [*train, "schedule=constant", "encoder.dropout=0.1", "passages=parade_transformer", "passages.title=2"]
     commands = {
         "firstp": [*needle, "name=firstp", "passages=firstp"],
-        "maxp": [*needle, "name=maxp", "passages=maxp", "length_buckets=[10,61]"],
+        "maxp": [*needle, "name=maxp", "passages=maxp", "length_buckets=[10,61]", "report=page"],
         "native": [*needle[:-5], *needle[-2:], "name=native", "max_doc_tokens=62"],
-        "evaluate": ["evaluate.py", "checkpoint=@outputs/maxp/*", "name=again", "batch.max_tokens=90", *CPU],
+        "evaluate": ["evaluate.py", "checkpoint=@outputs/maxp/*", "name=again", "batch.max_tokens=90", "report=none",
+                     *CPU],
         "whole": [*few, "name=whole", "trainer.max_steps=4"],
         "half": [*few, "name=half", "trainer.max_steps=2"],
         "rest": ["train.py", "checkpoint=@outputs/half/*", "resume=true", "name=rest", "trainer.max_steps=4",

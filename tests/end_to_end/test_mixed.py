@@ -13,7 +13,7 @@ from ranker.data.trec import read_run
 from ranker.evaluation.metrics import evaluate
 
 SHORT = ["encoder=tiny", "encoder.dropout=0.1", "batch.queries=4", "batch.docs=4", "depth=5", "name=mixed",
-         "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1"]  # fmt: skip
+         "trainer.enable_progress_bar=false", "report=none", "trainer.log_every_n_steps=1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,11 @@ def test_each_set_is_validated_and_the_mean_chooses_the_best(trained):
 @pytest.mark.parametrize(("split", "sizes"), [("test", {"judged": 8}), ("val", {"judged": 8, "taught": 4})])
 def test_an_evaluation_writes_one_run_per_set(forks, trained, small_files, tmp_path, split, sizes):
     where, folder, _, _ = trained
-    arguments = [f"split={split}", "name=again", f"cache_dir={where / 'cache'}"]
+    arguments = [f"split={split}", "name=again", "report=none", f"cache_dir={where / 'cache'}"]
     done = forks.run("evaluate.py", f"checkpoint={folder}", *arguments, cwd=tmp_path)
     assert done.code == 0, done.out
     (again,) = by_start(tmp_path / "outputs/again")
+    assert not (again / "pictures").exists(), "report=none"
     runs = {path.name: read_run(path / "run.trec") for path in (again / "evaluation").iterdir()}
     assert {name: len(run) for name, run in runs.items()} == sizes
     metrics = json.loads((again / "evaluation/judged/metrics.json").read_text())["measures"]

@@ -20,6 +20,7 @@ CHOICES = [
     "depth=5",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
+    "report=none",
     "save_every_steps=1",
     "name=precise",
 ]
@@ -74,14 +75,16 @@ def test_a_resumed_run_keeps_bf16_and_ends_like_a_whole_one(forks, choices, tmp_
 
 
 def test_an_evaluation_in_bf16_has_the_scores_and_the_order_of_float32(forks, choices, tmp_path):
-    done = forks.run("train.py", *choices, "trainer.max_epochs=10", "optim.lr=1e-2", cwd=tmp_path)
+    done = forks.run(
+        "train.py", *choices, "trainer.max_epochs=10", "optim.lr=1e-2", "save_every_steps=60", cwd=tmp_path
+    )
     assert done.code == 0, done.out
     trained = run_folder(tmp_path)
     scores = {}
     for name, script in (("32-true", ["evaluate.py"]), ("bf16-mixed", [IMITATED[0], "evaluate.py"])):
         where = tmp_path / name
         where.mkdir()
-        done = forks.run(*script, f"checkpoint={trained}", f"trainer.precision={name}", cwd=where)
+        done = forks.run(*script, f"checkpoint={trained}", f"trainer.precision={name}", "report=none", cwd=where)
         assert done.code == 0, done.out
         assert stored(run_folder(where)) == (name, {"value": name, "reason": "configured"})
         (run,) = (run_folder(where) / "evaluation").glob("*/run.trec")

@@ -109,7 +109,8 @@ def test_its_weights_are_the_start_of_a_ranker(forks, small_files, tmp_path):
         (left,) = (tmp_path / "outputs" / objective).iterdir()
         done = forks.run(
             "train.py", f"model={model}", "encoder=bert_base", f"encoder.name={left / 'model'}", "data=files", *common,
-            "trainer.accelerator=cpu", "optim.lr=1e-30", "trainer.max_steps=1", "batch.docs=2", cwd=tmp_path,
+            "trainer.accelerator=cpu", "optim.lr=1e-30", "trainer.max_steps=1", "batch.docs=2", "report=none",
+            cwd=tmp_path,
         )  # fmt: skip
         assert done.code == 0, done.out
         (trained,) = (tmp_path / "outputs" / model).iterdir()

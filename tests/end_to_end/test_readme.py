@@ -17,9 +17,10 @@ TINY = {
         "depth=3",
         "val_depth=3",
         "trainer.enable_progress_bar=false",
+        "report=none",
     ],
-    "evaluate.py": ["depth=3", "trainer.enable_progress_bar=false"],
-    "search.py": ["depth=10"],
+    "evaluate.py": ["depth=3", "trainer.enable_progress_bar=false", "report=none"],
+    "search.py": ["depth=10", "report=none"],
     "probe.py": [],
 }
 
@@ -77,7 +78,7 @@ def done(forks, tmp_path_factory, small_files):
             if "checkpoint" in chosen:
                 arguments = [argument for argument in arguments if argument != "encoder=tiny"]
             if not number:  # the first command uses the built-in collection
-                arguments += ["name=builtin"]
+                arguments = [argument for argument in arguments if argument != "report=none"] + ["name=builtin"]
             elif "data" not in chosen and (script == "train.py" or "checkpoint" not in chosen):
                 arguments += ["data=files", f"data.path={small_files}"]
             if "encoder=minilm" in arguments:

@@ -25,6 +25,7 @@ SHORT = [
     "trainer.limit_train_batches=1",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
+    "report=none",
 ]
 
 

@@ -112,7 +112,7 @@ def test_a_round_may_begin_with_each_epoch(folders):
 def test_two_processes_mine_the_same(forks, folders, where, small_files, tmp_path):
     done = forks.run(
         *TRAIN, f"data.path={small_files}", f"cache_dir={where}/cache", "trainer.devices=2", "trainer.max_steps=6",
-        "name=two", cwd=tmp_path,
+        "name=two", cwd=tmp_path, preloaded=True,
     )  # fmt: skip
     assert done.code == 0, done.out
     two = run_folder(tmp_path)

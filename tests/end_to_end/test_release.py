@@ -46,7 +46,7 @@ def done(forks, where, small_files):
     pytest.importorskip("onnxruntime")
     train = ["train.py", "name=own", "data=files", f"data.path={small_files}", "depth=6", "encoder=tiny", "logger=none"]
     commands = {
-        "train": [*train, "trainer.max_steps=12", "batch.queries=8", "batch.docs=3", *CPU],
+        "train": [*train, "trainer.max_steps=12", "report=none", "batch.queries=8", "batch.docs=3", *CPU],
         "hf": [*EXPORT, "format=hf", "to=hf"],
         "int8": [*EXPORT, "format=onnx_int8", "to=int8", "max_gap=20", "max_loss=1"],
         "near": [*EXPORT, "format=hf", "dtype=bf16", "max_gap=1e-9"],

@@ -36,6 +36,7 @@ def done(forks, where, small_files):
         "dev": ["search.py", "model=bm25", *data, "depth=10", "split=val", "hydra.run.dir=dev", "report=none"],
         "checkpoint": ["evaluate.py", "checkpoint=own", "hydra.run.dir=again", "depth=8", *CPU],
         "files": ["evaluate.py", f"run={a}", f"qrels={test}", f"baseline={b}", "hydra.run.dir=files"],
+        "quiet": ["evaluate.py", f"run={a}", f"qrels={test}", f"baseline={b}", "hydra.run.dir=quiet", "report=none"],
         "fuse": [*fuse, "hydra.run.dir=fused"],
         "tuned": [*fuse, f"tune.runs=[dev,{'dev/evaluation/val/run.trec'}]", f"tune.qrels={dev}", "method=weighted",
                   "tune.step=0.5", "hydra.run.dir=tuned"],
@@ -110,6 +111,9 @@ def test_the_page_of_a_training_has_curves_settings_and_the_command(done, where)
 
 def test_a_page_can_be_left_out(done, where):
     assert not (where / "dev/report.html").exists() and (where / "dev/search.json").is_file()
+    for name in ("quiet", "second"):  # an evaluation, and a training with its test
+        assert (where / name / "evaluation").is_dir()
+        assert not (where / name / "report.html").exists() and not (where / name / "pictures").exists()
 
 
 def test_a_comparison_is_stored(done, where, small_files):

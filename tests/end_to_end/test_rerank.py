@@ -31,7 +31,7 @@ def done(forks, where, small_files):
     (where / "unknown.trec").write_text("q1 Q0 d1 1 2 x\nq1 Q0 nowhere 2 1 x\n")
     train = ["train.py", "name=own", "data=files", f"data.path={small_files}", "depth=6", "encoder=tiny", "logger=none"]
     commands = {
-        "train": [*train, "trainer.max_steps=2", "batch.queries=4", "batch.docs=3", *CPU],
+        "train": [*train, "trainer.max_steps=2", "report=none", "batch.queries=4", "batch.docs=3", *CPU],
         "all": [*RERANK, "name=all", first, *texts],
         "some": [*RERANK, "name=some", first, *texts, "depth=4", "top_k=2"],
         "no texts": [*RERANK, first],

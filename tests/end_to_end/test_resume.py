@@ -1,6 +1,7 @@
 """A training that is killed at any moment resumes with the same losses and bit-identical weights, with dropout on."""
 
 import csv
+import itertools
 import json
 import random
 import shutil
@@ -20,15 +21,16 @@ CHOICES = [
     "data=files",
     "batch.queries=4",
     "batch.docs=4",
-    "trainer.max_epochs=6",
+    "trainer.max_epochs=4",
     "optim.lr=3e-3",
     "depth=5",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
+    "report=none",
     "save_every_steps=1",
     "name=killed",
 ]
-STEPS = 36
+STEPS = 24
 TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
 
 
@@ -84,16 +86,14 @@ def choices(whole, small_files):
     return [*CHOICES, f"data.path={small_files}", f"cache_dir={whole[1]}"]
 
 
-def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
+def test_pc71_killed_at_nine_moments(forks, whole, choices, tmp_path):
     rng = random.Random(11)
     folders: list[Path] = []
     arguments = choices
-    for _ in range(20):
-        # in a step, in a validation, while a checkpoint is written (the file is open for a millisecond), or while it is
-        # renamed
-        event = rng.choice(["open", "open", "os.rename"])
-        moment = rng.choice([0.0, rng.uniform(0, 0.002), rng.uniform(0, 0.06)])
-        kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment]
+    # as a checkpoint is opened or renamed, while it is written (open for a millisecond), in a step or in a validation
+    late = (lambda: 0.0, lambda: rng.uniform(0, 0.002), lambda: rng.uniform(0, 0.06))
+    for event, moment in itertools.product(("open", "os.rename", "open"), late):
+        kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment()]
         done = forks.run("train.py", *arguments, cwd=tmp_path, signals=[kill])
         assert done.code == -9, done.out
         folders = by_start(tmp_path / "outputs/killed")
@@ -109,7 +109,7 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     logged = [folder for folder in folders if (folder / "metrics.csv").is_file()]
     assert losses(*logged) == losses(whole[0])  # nothing is lost: the loss of each step is in one of the files
     assert len(losses(whole[0])) == STEPS
-    assert len(losses(folders[-1])) < STEPS - 10  # the kills took effect
+    assert len(losses(folders[-1])) < STEPS - 5  # the kills took effect
 
 
 def test_pc71_killed_in_a_validation(forks, whole, choices, tmp_path):
@@ -274,7 +274,7 @@ def test_files_that_were_edited_are_another_training(forks, whole, small_files, 
     write_sums(run, ["config.yaml"])
     with (files / "qrels.train.txt").open("a") as lines:
         lines.write("q0 0 d1 1\n")
-    done = forks.run("train.py", f"checkpoint={run}", "resume=true", "trainer.max_epochs=7", cwd=tmp_path)
+    done = forks.run("train.py", f"checkpoint={run}", "resume=true", "trainer.max_epochs=5", cwd=tmp_path)
     assert done.code == 1
     (error,) = [line for line in done.out.splitlines() if "error" in line.lower() or "Traceback" in line]
     assert error.startswith(

@@ -10,7 +10,7 @@ from test_resume import assert_same_end, losses
 from ranker.data.trec import read_run
 
 SHORT = ["encoder=tiny", "encoder.dropout=0.1", "batch.queries=4", "batch.docs=4", "depth=5",
-         "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1", "name=rows"]  # fmt: skip
+         "trainer.enable_progress_bar=false", "report=none", "trainer.log_every_n_steps=1", "name=rows"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def test_two_steps_and_an_evaluation(forks, files, tmp_path):
     assert done.code == 0, done.out
     (again,) = by_start(tmp_path / "outputs/again")
     assert read_run(again / "evaluation/rows/run.trec").keys() == run.keys()
-    done = forks.run("evaluate.py", f"checkpoint={folder}", "split=train", "name=train", "depth=5", cwd=tmp_path)
+    train = ["split=train", "name=train", "depth=5", "report=none"]
+    done = forks.run("evaluate.py", f"checkpoint={folder}", *train, cwd=tmp_path)
     assert done.code == 0, done.out
     (train,) = by_start(tmp_path / "outputs/train")
     assert len(read_run(train / "evaluation/train/run.trec")) == 36, "four of 40 queries are for validation"

@@ -15,6 +15,7 @@ TINY = [
     "batch.docs=4",
     "depth=5",
     "trainer.enable_progress_bar=false",
+    "report=none",
 ]
 FILES = {
     "thesis.tex": "years of work",

@@ -12,9 +12,9 @@ from ranker.data.trec import read_qrels, read_run
 from ranker.evaluation.metrics import evaluate
 
 ROUND = ["data=files", "data.path={data}", "batch.queries=8", "batch.docs=4", "optim.lr=3e-3", "depth=20",
-         "trainer.enable_progress_bar=false", "logger=none"]  # fmt: skip
+         "trainer.enable_progress_bar=false", "report=none", "logger=none"]  # fmt: skip
 SMALL = ["encoder=tiny", *ROUND]
-SEARCH = ["search.py", "encode.shard_docs=16"]
+SEARCH = ["search.py", "report=none", "encode.shard_docs=16"]
 TEACHER = "data.teacher=@outputs/teacher/*/evaluation/train+positives/run.trec"
 COMMANDS = {
     "dpr": ["train.py", *SMALL, "model=dpr", "name=dpr", "trainer.max_steps=4"],
@@ -27,7 +27,7 @@ COMMANDS = {
         "model.in_batch_negatives=true",
     ],
     "flat": [*SEARCH, "checkpoint=@outputs/dpr/*", "name=flat", "mine=train", "mining.count=7", "latency_queries=3"],
-    "again": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=again"],
+    "again": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=again", "report=none"],
     "second": [
         "train.py",
         *ROUND,
@@ -45,6 +45,7 @@ COMMANDS = {
         "name=teacher",
         "split=train",
         "add_positives=true",
+        "report=none",
         "depth=5",
     ],
     "positives": [
@@ -53,6 +54,7 @@ COMMANDS = {
         "name=positives",
         "split=train",
         "add_positives=true",
+        "report=none",
         "depth=1",
     ],
     "taught": [
@@ -81,6 +83,7 @@ COMMANDS = {
         "name=rescored",
         "split=train",
         "add_positives=true",
+        "report=none",
         "candidates=@outputs/flat/*/negatives.trec",
     ],
     "second and taught": [

@@ -12,6 +12,7 @@ from ranker import Reranker
 CHOICES = [
     "model=mono_t5", "encoder=tiny_t5", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4",
     "trainer.max_epochs=1", "depth=5", "trainer.enable_progress_bar=false", "save_every_steps=1", "name=t5",
+    "report=none",
 ]  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def test_a_resumed_training_ends_as_a_whole_one_and_is_evaluated(forks, small_fi
     measures = json.loads((runs[0] / "result.json").read_text())["measures"]
     done = forks.run(
         "evaluate.py", f"checkpoint={runs[0]}", "data=files", f"data.path={small_files}", "depth=5",
-        f"cache_dir={tmp_path / 'cache'}", cwd=tmp_path / "evaluated",
+        f"cache_dir={tmp_path / 'cache'}", "report=none", cwd=tmp_path / "evaluated",
     )  # fmt: skip
     assert done.code == 0, done.out
     (metrics,) = (tmp_path / "evaluated").rglob("metrics.json")

@@ -25,6 +25,7 @@ def done(forks, where, small_files):
         "depth=6",
         "logger=none",
         "trainer.max_steps=2",
+        "report=none",
         *CPU,
     ]
     train += ["batch.queries=4", "batch.docs=3", "encoder=tiny"]
@@ -55,7 +56,7 @@ def test_each_pair_has_a_run_and_a_row(done, where, small_files):
         assert row["bytes_per_doc"] == dim * 4 and (row["comparison"] is None) == ((layers, dim) == (2, 32))
     lines = (folder / "sizes.tsv").read_text().splitlines()
     assert len(lines) == 5 and lines[0].startswith("set\tlayers\tdim\tbytes_per_doc")
-    assert (folder / f"pictures/{name}_sizes.png").stat().st_size > 10_000 and not (folder / "vectors").exists()
+    assert (folder / f"pictures/{name}_sizes.png").stat().st_size > 2_000 and not (folder / "vectors").exists()
 
 
 def test_the_kept_pair_searches_as_it_was_measured(done, where, small_files):

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from ranker.data.trec import read_qrels, read_run
 
 SMALL = ["encoder=tiny", "encoder.dropout=0.1", "data=files", "data.path={data}", "batch.queries=8", "batch.docs=4",
-         "optim.lr=3e-3", "depth=20", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1"]  # fmt: skip
+         "optim.lr=3e-3", "depth=20", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
+         "report=none"]  # fmt: skip
 TRAIN = ["train.py", *SMALL, "save_every_steps=1"]
 SEARCH = ["search.py", "index=sparse", "encode.shard_docs=16", "latency_queries=3"]
 BM25 = ["search.py", "data=files", "data.path={data}", "latency_queries=0"]
@@ -22,7 +23,7 @@ COMMANDS = {
     "idf": [*TRAIN, "model=splade", "model.queries=idf", "name=idf", "trainer.max_steps=2"],
     "tildev2": [*TRAIN, "model=tildev2", "name=tildev2", "trainer.max_steps=3"],
     "found": [*SEARCH, "checkpoint=@outputs/splade/*", "name=found", "mine=train", "mining.count=5", "explain=q33,d33"],
-    "again": ["evaluate.py", "checkpoint=@outputs/splade/*", "name=again"],
+    "again": ["evaluate.py", "checkpoint=@outputs/splade/*", "name=again", "report=none"],
     "eight bits": [*SEARCH, "checkpoint=@outputs/idf/*", "name=bits", "index.quantized=true"],
     "bm25": [*BM25, "model=bm25", "name=bm25", "depth=10", "explain=q33,d33"],
     "tfidf": [*BM25, "model=tfidf", "name=tfidf"],

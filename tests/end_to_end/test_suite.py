@@ -14,7 +14,7 @@ from commands import run_all
 
 from ranker.data.trec import read_qrels, read_run
 
-SMALL = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "depth=5"]
+SMALL = ["report=none", "trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "depth=5"]
 SUITE = """
 defaults:
   - /data@sets.first: files
@@ -64,9 +64,9 @@ def done(forks, where):
     validated = ["train.py", "--config-dir", "my", *train[1:], "suite=pair"]
     commands = {
         "own": [*train, "name=own"],
-        "one": suite("own", "name=one"),
+        "one": suite("own", "name=one", "report=page"),
         "other": [*train, "name=other", "seed=1"],
-        "against": suite("other", "name=against", "baseline=@outputs/one/*"),
+        "against": suite("other", "name=against", "baseline=@outputs/one/*", "report=page"),
         "validated": [*validated, "name=validated", "logger=csv", "monitor=val/second/nDCG@10"],
         "after": suite("validated", "name=after"),
         "monitor": [*validated, "name=monitor", "monitor=val/third/nDCG@10"],

@@ -22,6 +22,7 @@ SMALL = [
     "optim.lr=3e-3",
     "depth=5",
     "trainer.enable_progress_bar=false",
+    "report=none",
 ]
 DRY = ["hydra/launcher=dry_run", "batch.docs=4,8"]
 SEARCH = [
@@ -96,7 +97,7 @@ def test_pc83_the_failed_job_is_named_and_the_others_have_results(grid):
     assert float(rows[0]["objective"]) == json.loads((where / "0/result.json").read_text())["objective"]
     assert rows[1]["objective"] == rows[1]["small/nDCG@10"] == ""
     assert rows[1]["error"].startswith("batch.max_tokens")
-    assert (where / "pictures/sweep.png").stat().st_size > 10_000
+    assert (where / "pictures/sweep.png").stat().st_size > 2_000
 
 
 def test_a_folder_that_holds_a_sweep_is_not_taken(grid, sweep):
@@ -170,7 +171,7 @@ def test_joblib_runs_jobs_in_parallel(sweep, folder):
     assert [float(row["objective"]) for row in rows] == [
         json.loads((folder / job / "result.json").read_text())["objective"] for job in "01"
     ]
-    assert (folder / "pictures/sweep.png").stat().st_size > 10_000
+    assert (folder / "pictures/sweep.png").stat().st_size > 2_000
 
 
 def test_jobs_of_other_processes_get_the_same_folder(tmp_path):

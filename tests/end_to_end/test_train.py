@@ -111,7 +111,7 @@ def test_sentence_transformers_gives_the_scores_of_the_run(trained, small_files)
 def assert_pictures(folder, name):
     """The folder has the pictures that compare the run with its baseline."""
     assert {path.name for path in (folder / "pictures").iterdir()} == {f"{name}_gains.png", f"{name}_ranks.png"}
-    assert all(path.stat().st_size > 10_000 for path in (folder / "pictures").iterdir())
+    assert all(path.stat().st_size > 2_000 for path in (folder / "pictures").iterdir())
 
 
 def test_evaluate_repeats_the_test_and_compares_runs(forks, trained, small_files, tmp_path):

@@ -26,6 +26,7 @@ SMALL = [
     "depth=20",
     "trainer.log_every_n_steps=1",
     "trainer.enable_progress_bar=false",
+    "report=none",
     "name=wiring",
 ]
 

@@ -1,12 +1,15 @@
 """Checkpoints of the zoo, made at first use and shared by the tests of a process; a table of the measured values."""
 
 import contextlib
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from tests.zoo.checkpoints import make
 from tests.zoo.outcomes import OUTCOMES
 from tests.zoo.precision import Float64Stays
@@ -23,6 +26,19 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
         return made[family]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def encoder(checkpoint) -> Callable[[str], Encoder]:
+    """Return a function that returns a copy of a family's encoder, which is read once."""
+    loaded: dict[str, Encoder] = {}
+
+    def copied(family: str) -> Encoder:
+        if family not in loaded:
+            loaded[family] = load_encoder(str(checkpoint(family)))
+        return copy.deepcopy(loaded[family])
+
+    return copied
 
 
 @pytest.fixture

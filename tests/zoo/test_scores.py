@@ -28,10 +28,10 @@ pytest.importorskip("sentence_transformers")
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 
 
-def monobert(folder) -> MonoBERT:
+def monobert(encoder) -> MonoBERT:
     """A reranker whose head is far from its small random start, as after training."""
     torch.manual_seed(0)
-    scorer = MonoBERT(load_encoder(str(folder))).eval()
+    scorer = MonoBERT(encoder).eval()
     with torch.no_grad():
         for name, weight in scorer.named_parameters():
             if not name.startswith("encoder."):
@@ -56,14 +56,13 @@ class Saved(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def saved(checkpoint, tmp_path_factory) -> Callable[[str], Saved]:
+def saved(encoder, tmp_path_factory) -> Callable[[str], Saved]:
     """A family's reranker, its scores of one query's docs and the folder that it was saved to."""
     root, done = tmp_path_factory.mktemp("saved"), {}
 
     def get(family: str) -> Saved:
         if family not in done:
-            scorer = monobert(checkpoint(family))
-            done.clear()  # tests of a family follow one another
+            scorer = monobert(encoder(family))
             done[family] = Saved(scorer, scores_of(scorer, SAME_QUERY), root / family)
             scorer.save(root / family, 160)
         return done[family]
@@ -74,16 +73,15 @@ def saved(checkpoint, tmp_path_factory) -> Callable[[str], Saved]:
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_family_that_cannot_rank_is_refused_in_one_line(family, checkpoint):
     with pytest.raises((CheckpointError, ConfigError)) as refused:
-        monobert(folder := checkpoint(family))
+        monobert(load_encoder(str(folder := checkpoint(family))))
     message = str(refused.value)
     assert message.startswith(f"{folder}: {REFUSED[family]}") and "\n" not in message and len(message) < 400
 
 
 @pytest.mark.parametrize("family", TRAINED)
 class TestScores:
-    def test_a_score_depends_on_its_pair_alone(self, family, checkpoint, record_property):
-        scorer = monobert(checkpoint(family))
-        together = scores_of(scorer, SAME_QUERY)
+    def test_a_score_depends_on_its_pair_alone(self, family, saved, record_property):
+        scorer, together, _ = saved(family)
         apart = torch.cat([scores_of(scorer, [pair]) for pair in SAME_QUERY])
         spread = float(together.std())
         assert spread > 1e-3  # the head's weights were made larger; 1e-6 would be noise
@@ -129,22 +127,22 @@ def compare(family, scorer, reads, folder) -> float:
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_a_sentence_transformer_compares_texts_alike(family, checkpoint, tmp_path, record_property):
+def test_a_sentence_transformer_compares_texts_alike(family, encoder, tmp_path, record_property):
     torch.manual_seed(0)
-    scorer = DPR(load_encoder(str(checkpoint(family))), temperature=1.0, query_prompt="query: ", doc_prompt="passage: ")
+    scorer = DPR(encoder(family), temperature=1.0, query_prompt="query: ", doc_prompt="passage: ")
     worst = compare(family, scorer, SentenceTransformer, tmp_path)
     record_property("worst", worst)
     assert worst <= 1e-5
 
 
 @pytest.mark.parametrize("family", [family for family in TRAINED if OUTCOMES[family].multi_vector])
-def test_a_multi_vector_encoder_compares_texts_alike(family, checkpoint, tmp_path, record_property):
+def test_a_multi_vector_encoder_compares_texts_alike(family, encoder, tmp_path, record_property):
     """Queries are longer than all windows; the expansion has no key in EmbeddingGemma's window, and one in the others'.
 
     Gemma 2 and T5Gemma give a token without a key the mean of all columns in transformers, also of padding.
     """
     torch.manual_seed(0)
-    scorer = ColBERT(load_encoder(str(checkpoint(family))), projection=16, query_length=50, mask_punctuation=False)
+    scorer = ColBERT(encoder(family), projection=16, query_length=50, mask_punctuation=False)
     worst = compare(family, scorer, MultiVectorEncoder, tmp_path)
     record_property("worst", worst)
     assert worst <= 1e-5

@@ -34,15 +34,14 @@ def has_text_encoder(family: str) -> bool:
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_the_path_is_the_one_of_the_table(family, checkpoint):
-    assert load(checkpoint(family)).path == OUTCOMES[family].path
+def test_the_path_is_the_one_of_the_table(family, encoder):
+    assert encoder(family).path == OUTCOMES[family].path
 
 
 @pytest.mark.parametrize("family", TRAINED)
 @pytest.mark.usefixtures("float64_stays")
-def test_states_of_a_batch_are_those_of_each_row_alone(family, checkpoint, record_property):
-    folder = checkpoint(family)
-    encoder, model = load(folder), reference(family, folder)
+def test_states_of_a_batch_are_those_of_each_row_alone(family, checkpoint, encoder, record_property):
+    encoder, model = encoder(family).eval(), reference(family, checkpoint(family))
     rows = encode(encoder.tokenizer)
     with torch.no_grad():
         for dtype, relative in ((torch.float32, OUTCOMES[family].single), (torch.float64, 1e-12)):
@@ -55,9 +54,8 @@ def test_states_of_a_batch_are_those_of_each_row_alone(family, checkpoint, recor
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_layers_are_those_of_transformers(family, checkpoint):
-    folder = checkpoint(family)
-    encoder, model = load(folder), reference(family, folder)
+def test_layers_are_those_of_transformers(family, checkpoint, encoder):
+    encoder, model = encoder(family).eval(), reference(family, checkpoint(family))
     rows = encode(encoder.tokenizer)[3:8]
     with torch.no_grad():
         outputs = [model(**row, output_hidden_states=True) for row in rows]
@@ -94,17 +92,17 @@ def test_dropout_acts_and_does_not_depend_on_the_layout(family, checkpoint):
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_a_gradient_reaches_all_weights(family, checkpoint):
+def test_a_gradient_reaches_all_weights(family, encoder):
     """A weight without one would stop a training on several devices."""
-    encoder = load(checkpoint(family)).train()
+    encoder = encoder(family).train()
     encoder(token_batch(encode(encoder.tokenizer))).square().sum().backward()
     assert [name for name, weight in encoder.named_parameters() if weight.requires_grad and weight.grad is None] == []
 
 
 @pytest.mark.parametrize("family", HALF)
-def test_bfloat16_on_a_cpu_is_near_float32(family, checkpoint):
+def test_bfloat16_on_a_cpu_is_near_float32(family, encoder):
     """Autocast returns some parts in float32, such as rotated queries, and others in bfloat16."""
-    encoder = load(checkpoint(family))
+    encoder = encoder(family).eval()
     batch = token_batch(encode(encoder.tokenizer))
     with torch.no_grad():
         exact = encoder(batch)

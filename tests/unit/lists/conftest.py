@@ -43,10 +43,10 @@ def repeats(lists):
     is repeated, the second best doc should be first. A model that sees each doc alone gives the best doc the same score
     in both cases, so it is right in only one of them.
     """
-    docs, grades = ["b best", "s second", "a junk", "c junk", "d junk"], [2.0, 1.0, 0.0, 0.0, 0.0]
-    grid = [list(order) for junk in (2, 3, 4) for order in permutations((0, 1, junk))]
+    docs, grades = ["b best", "s second", "a junk"], [2.0, 1.0, 0.0]
+    grid = [list(order) for order in permutations((0, 1, 2))]
     once = len(grid)
-    grid += [[0, 0, 1], [0, 1, 0], [1, 0, 0]] * 6
+    grid += [[0, 0, 1], [0, 1, 0], [1, 0, 0]] * 2
     labels = [[grades[doc] * (number < once or doc > 0) for doc in row] for number, row in enumerate(grid)]
 
     def train(scorer, steps, rate=3e-3):

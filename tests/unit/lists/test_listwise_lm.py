@@ -126,7 +126,7 @@ def test_the_order_in_training_depends_on_step_and_query_alone(lists):
 
 def test_only_comparison_tells_whether_the_best_doc_is_repeated(repeats):
     torch.manual_seed(0)
-    assert repeats(ListwiseLM(load_encoder("tiny_lm"), projection=64), steps=100) > 0.9
+    assert repeats(ListwiseLM(load_encoder("tiny_lm"), projection=64), steps=120) > 0.9
 
 
 @pytest.mark.parametrize(
