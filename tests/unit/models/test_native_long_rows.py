@@ -1,4 +1,4 @@
-"""Long rows without windows: families with sparse attention learn a needle beyond it, and rows of 2,048 tokens run."""
+"""Long rows without windows: families with sparse attention learn a needle beyond it, and rows of 8,192 tokens run."""
 
 import random
 
@@ -84,7 +84,7 @@ def modernbert():
     return ModernBertModel(
         ModernBertConfig(
             vocab_size=120, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-            local_attention=128, max_position_embeddings=2048, pad_token_id=0, cls_token_id=2, sep_token_id=3,
+            local_attention=128, max_position_embeddings=8192, pad_token_id=0, cls_token_id=2, sep_token_id=3,
             bos_token_id=2, eos_token_id=3,
         )
     )  # fmt: skip
@@ -94,26 +94,26 @@ def llama():
     return LlamaModel(
         LlamaConfig(
             vocab_size=120, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=2048, pad_token_id=0,
+            num_key_value_heads=1, max_position_embeddings=8192, pad_token_id=0,
         )
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "pooling"), [(modernbert, "cls"), (llama, "last")])
-def test_rows_of_2048_tokens_beside_short_ones(model, pooling):
+def test_rows_of_8192_tokens_beside_short_ones(model, pooling):
     """A long row has the score that transformers gives it alone; gradients are the same with recomputed activations."""
     torch.manual_seed(0)
     whole = model().eval()
-    lengths = [2048, 5, 300]
+    lengths = [8192, 5, 300]
     tokens = torch.randint(5, 90, (sum(lengths),))
     rows = TokenBatch(tokens, torch.zeros_like(tokens), torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
     batch = RankBatch(torch.zeros(1, 3), torch.ones(1, 3).bool(), torch.zeros(1).long(), 1.0, rows)
     with torch.no_grad():
-        states = whole(tokens[None, :2048]).last_hidden_state[0]
+        states = whole(tokens[None, :8192]).last_hidden_state[0]
     gradients = []
     for checkpointing in (False, True) if model is llama else (True,):
         encoder = Encoder(whole, tiny_tokenizer(), Execution(checkpointing=checkpointing))
-        assert encoder.max_tokens == 2048 and encoder.ragged
+        assert encoder.max_tokens == 8192 and encoder.ragged
         torch.manual_seed(1)
         scorer = MonoBERT(encoder, head="own", pooling=pooling)
         scores = scorer(batch)
