@@ -47,8 +47,8 @@ class Movable:
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
         """Return a copy with every tensor on `device`; Lightning passes no `non_blocking`, so the default is True."""
         moved = self._map(lambda value: value.to(device, non_blocking=non_blocking))
-        tensors = [value for field in fields(self) if isinstance(value := getattr(self, field.name), Tensor)]  # type: ignore[arg-type]
-        if torch.device(device).type != "cpu" and all(value.device.type == "cpu" for value in tensors):
+        devices = {value.device.type for value in vars(self).values() if isinstance(value, Tensor)}
+        if devices == {"cpu"} and torch.device(device).type != "cpu":
             moved.host = self
         return moved
 

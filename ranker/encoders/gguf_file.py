@@ -25,8 +25,8 @@ def parsed_once() -> Iterator[None]:
     metadata = functools.cache(load)
 
     def loaded(path: Any, return_tensors: bool = False, **options: Any) -> dict[str, Any]:
-        if return_tensors:
-            return load(path, return_tensors=True, **options)
+        if return_tensors or options:
+            return load(path, return_tensors=return_tensors, **options)
         return copy.deepcopy(metadata(path))
 
     gguf.GGUFReader, files.load_gguf_checkpoint = functools.cache(reader), loaded

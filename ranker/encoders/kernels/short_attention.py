@@ -128,7 +128,7 @@ def _attend(
 
 
 def list_arguments(qkv: Tensor, lists: ListTensors | None, unread: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors of lists that kernels read; without lists, `unread` in their places.
+    """Return the tensors of lists for a kernel; without lists the kernel reads none of them and gets `unread`.
 
     The first of them has the keys and values of each row's first token, [rows, 2, heads, dim]. A kernel then reads
     those of a list as one block.
