@@ -16,7 +16,8 @@ from torch.nn import functional
 from ranker.errors import ConfigError
 
 INT8, FP8 = 127.0, 448.0  # largest value of each type
-CHUNK = 128  # rows that are rounded at a time
+CHUNK = 256  # rows that are multiplied at a time; their intermediate values then stay in the CPU's cache
+ZERO = 128  # what stands for zero in unsigned inputs
 KINDS = ("int8", "fp8")
 
 
@@ -32,7 +33,7 @@ class Int8Weight:
     The inputs are rounded to int8, too. The layer's output is the integer product of both, times the scales of inputs
     and weights. The method is Q8BERT (Zafrir et al., 2019, arXiv:1910.06188) with a scale for each token instead of one
     for all. CPUs with instructions for int8 products (VNNI, AMX) use a second copy of the weight, stored in
-    the memory layout that these instructions need.
+    the memory layout that these instructions need. Other CPUs multiply the same whole numbers in float32.
 
     Args:
         values: The rounded weight divided by its scales, int8 [out, in].
@@ -43,7 +44,6 @@ class Int8Weight:
     def __init__(self, values: Tensor, scale: Tensor, kind: torch.dtype) -> None:
         self.values, self.scale, self.dtype = values, scale, kind
         self.shape, self.ndim, self.device = values.shape, 2, values.device
-        self._columns = values.t()
         self._joined: tuple[list[Int8Weight], Int8Weight] | None = None
 
     @classmethod
@@ -61,14 +61,21 @@ class Int8Weight:
         """Return the rounded weight, reshaped as by `Tensor.unflatten`."""
         return self.dequantized().unflatten(*sizes)
 
+    @torch.no_grad()
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """Return `inputs @ weight.T + bias` in the precision of the inputs."""
         if inputs.device.type != "cpu":
             raise ConfigError(f"inference.quantize: expected null or fp8 on {inputs.device.type}, got int8")
-        values, factors = rounded_rows(inputs.reshape(-1, inputs.shape[-1]))
-        product = self._product(values)
-        product = product.mul_(factors) if bias is None else torch.addcmul(bias.float(), product, factors)
-        return product.to(inputs.dtype).view(*inputs.shape[:-1], len(self.scale))
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        found = torch.empty(len(rows), len(self.scale), dtype=inputs.dtype)
+        for some, into in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
+            factors = scales(some, INT8)
+            product = self._product((some.float() * factors.reciprocal()).round_())
+            if bias is None:
+                torch.mul(product, factors, out=into)
+            else:
+                torch.add(product.mul_(factors), bias, out=into)
+        return found.view(*inputs.shape[:-1], len(self.scale))
 
     def joined(self, others: list[Int8Weight]) -> Int8Weight:
         """Return this weight with the rows of others below its own rows. Equal arguments give the same object."""
@@ -82,14 +89,20 @@ class Int8Weight:
         """Return the state without the packed copy, which torch can neither copy nor pickle."""
         return {name: value for name, value in self.__dict__.items() if name != "_packed"}
 
-    def _product(self, values: Tensor) -> Tensor:
-        """Return the product of int8 rows and this weight times the weight's scales, float32 [rows, out]."""
+    def _product(self, whole: Tensor) -> Tensor:
+        """Return the product of rounded rows and this weight times the weight's scales, float32 [rows, out].
+
+        Args:
+            whole: Whole numbers from -127 to 127, float32 [rows, in].
+        """
         # without VNNI, oneDNN's sums of int8 may overflow
-        if not (len(values) and torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()):
-            return torch._int_mm(values, self._columns).float().mul_(self.scale)
+        if not (torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()):
+            return (whole @ self.values.t().float()).mul_(self.scale)
+        # VNNI multiplies unsigned inputs; oneDNN's product of signed ones takes seconds where AMX is missing
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            values, 1.0, 0, self._packed, self.scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+            (whole + ZERO).to(torch.uint8), 1.0, ZERO, self._packed, self.scale, self._zeros, None, 1.0, 0,
+            torch.float32, "none", [], "",
+        )  # fmt: skip
         return product
 
     @cached_property
@@ -112,18 +125,6 @@ class Int8Weight:
             first, *others = arguments[0]
             return first.joined(others)
         raise NotImplementedError(f"{function} on a weight in int8")
-
-
-def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [rows, in] in int8, and their scales, float32 [rows, 1].
-
-    Some rows are rounded at a time, because their intermediate values then stay in the CPU's cache.
-    """
-    values, factors = torch.empty(rows.shape, dtype=torch.int8), torch.empty(len(rows), 1)
-    for some, into, by in zip(rows.split(CHUNK), values.split(CHUNK), factors.split(CHUNK), strict=True):
-        by.copy_(scales(some, INT8))
-        into.copy_((some.float() * by.reciprocal()).round_())
-    return values, factors
 
 
 class QuantizationAware(nn.Linear):

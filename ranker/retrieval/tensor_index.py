@@ -18,7 +18,7 @@ from ranker.retrieval.index import refuse_not_finite
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
-GROUP = 16  # size of the groups of neighbouring vectors in `_promising`
+GROUP = 32  # size of the groups of vectors in `_promising`
 PRODUCTS = 2**29  # largest number of inner products in memory at a time
 PRODUCTS_ON_GPU = 2**30  # the same on a GPU with `FREE_MEMORY` bytes of free memory
 FREE_MEMORY = 2**34
@@ -234,7 +234,8 @@ def _promising(products: Tensor, count: int, lowest: Tensor | None) -> Tensor | 
 
     The columns are divided into groups of `GROUP`. The `count` groups with the highest maxima contain the best columns.
     A group has a column of interest only if its maximum is above `lowest`, so the number of groups is at most the
-    largest number of such groups that a query has.
+    largest number of such groups that a query has. The columns of a group are equally far apart: a GPU then reads
+    neighbouring columns for the maxima of neighbouring groups.
 
     Args:
         products: [queries, vectors].
@@ -246,12 +247,13 @@ def _promising(products: Tensor, count: int, lowest: Tensor | None) -> Tensor | 
     """
     if products.shape[1] < 2 * GROUP * count:
         return None
-    whole = products.shape[1] // GROUP * GROUP
-    maxima = products[:, :whole].unflatten(1, (-1, GROUP)).amax(2)
+    groups = products.shape[1] // GROUP
+    whole = groups * GROUP
+    maxima = products[:, :whole].unflatten(1, (GROUP, groups)).amax(1)
     if lowest is not None:
         count = min(count, int((maxima > lowest).sum(1).max()))
     largest = maxima.topk(count, sorted=False).indices
-    members = (largest.unsqueeze(2) * GROUP + torch.arange(GROUP, device=products.device)).flatten(1)
+    members = (largest.unsqueeze(2) + groups * torch.arange(GROUP, device=products.device)).flatten(1)
     rest = torch.arange(whole, products.shape[1], device=products.device).expand(len(products), -1)
     return torch.cat([members, rest], 1)
 

@@ -51,7 +51,7 @@ def test_a_product_in_int8_is_that_of_rounded_numbers():
 
 
 def test_both_ways_to_multiply_in_int8_give_the_same_product(monkeypatch):
-    """With instructions for int8 products a packed weight is multiplied, elsewhere the plain one."""
+    """With instructions for int8 products a packed weight is multiplied, elsewhere the same numbers in float32."""
     torch.manual_seed(0)
     weight, inputs, bias = Int8Weight.of(torch.randn(48, 64)), torch.randn(300, 64), torch.randn(48)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
