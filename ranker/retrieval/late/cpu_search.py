@@ -76,7 +76,7 @@ class CPUSearch:
         least = query_kernels.bounds(similarities, len(tokens), probes)
         floors = (least - np.rint(lows / steps)).astype(np.int16)
         rows, best = doc_kernels.scan(similarities, least, floors, table, self._cells, self._slots())
-        return rows, doc_kernels.totals(best, steps)
+        return rows, doc_kernels.totals(best, steps, len(rows))
 
     @staticmethod
     def exact(query: np.ndarray, rows: np.ndarray, store: VectorStore) -> np.ndarray:

@@ -108,17 +108,29 @@ def fetch(typing: Any, values: Any, row: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
-def shuffled_sums(typing: Any, blocks: Any, block: Any, table: Any, token: Any, start: Any, out: Any, row: Any) -> Any:  # noqa: ARG001
-    """Compute `plain_sums` by the byte shuffles of AVX2."""
+def shuffled_sums(
+    typing: Any,  # noqa: ARG001
+    blocks: Any,
+    block: Any,  # noqa: ARG001
+    table: Any,
+    token: Any,  # noqa: ARG001
+    start: Any,  # noqa: ARG001
+    out: Any,
+    row: Any,  # noqa: ARG001
+    later: Any,  # noqa: ARG001
+) -> Any:
+    """Compute `plain_sums` by the byte shuffles of AVX2, and fetch the residuals of block `later` into the cache."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         call = Call(context, builder, signature.args, arguments)
         num_bytes = call.shape(2)[1]
-        residuals = builder.mul(arguments[1], builder.shl(builder.add(num_bytes, word(2)), word(5)))
+        size = builder.shl(builder.add(num_bytes, word(2)), word(5))  # bytes of a block
+        residuals, ahead = builder.mul(arguments[1], size), builder.mul(arguments[7], size)
         entries = builder.mul(arguments[3], builder.shl(num_bytes, word(5)))
         total = call.zeros(ir.VectorType(SHORT, BLOCK))
         with cgutils.for_range(builder, builder.lshr(num_bytes, word(1))) as loop:
             offset = builder.shl(loop.index, word(6))  # of two bytes of each vector; a byte's tables are 32 bytes, too
+            call.prefetch(0, builder.add(ahead, offset))
             part = _two_bytes(call, builder.add(residuals, offset), builder.add(entries, offset))
             wide = builder.zext(part, ir.VectorType(SHORT, BLOCK))
             builder.store(builder.add(builder.load(total), wide), total)
@@ -126,7 +138,7 @@ def shuffled_sums(typing: Any, blocks: Any, block: Any, table: Any, token: Any, 
         _store_scaled(call, builder.load(total), last)
         return context.get_dummy_value()
 
-    return types.void(blocks, types.intp, table, types.intp, types.intp, out, types.intp), code
+    return types.void(blocks, types.intp, table, types.intp, types.intp, out, types.intp, types.intp), code
 
 
 def _two_bytes(call: Call, residuals: Any, entries: Any) -> Any:
@@ -163,7 +175,14 @@ def _store_scaled(call: Call, sums: Any, scales: Any) -> None:
 
 @compiled
 def plain_sums(
-    blocks: np.ndarray, block: int, table: np.ndarray, token: int, start: int, out: np.ndarray, row: int
+    blocks: np.ndarray,
+    block: int,
+    table: np.ndarray,
+    token: int,
+    start: int,
+    out: np.ndarray,
+    row: int,
+    later: int,  # noqa: ARG001
 ) -> None:
     """Compute the similarities of a query token with `BLOCK` compressed vectors, in the integer units of the table.
 
@@ -177,6 +196,7 @@ def plain_sums(
         start: Similarity with the vectors' centroid, in the same units.
         out: Where to write the similarities, int16 [rows, BLOCK].
         row: Which row.
+        later: A block that will be read soon; not read here.
     """
     num_bytes = table.shape[1]
     for vector in range(BLOCK):

@@ -99,8 +99,8 @@ def test_shuffles_add_up_the_same_integers_as_the_plain_loop():
     ours, plain = np.zeros((2, 32), np.int16), np.zeros((2, 32), np.int16)
     call = _callable_sums()
     for block, token, start in ((0, 0, 0), (2, 1, -7000), (1, 3, 3900), (2, 2, 1)):
-        call(blocks, block, table, token, start, ours, 1)
-        vector_code.plain_sums(blocks, block, table, token, start, plain, 1)
+        call(blocks, block, table, token, start, ours, 1, 2)
+        vector_code.plain_sums(blocks, block, table, token, start, plain, 1, 2)
         assert ours.tolist() == plain.tolist()
         byte = blocks[block, :32]
         entries = [
@@ -114,8 +114,8 @@ def _callable_sums():
     from numba import njit
 
     @njit
-    def call(blocks, block, table, token, start, out, row):
-        vector_code.shuffled_sums(blocks, block, table, token, start, out, row)
+    def call(blocks, block, table, token, start, out, row, later):
+        vector_code.shuffled_sums(blocks, block, table, token, start, out, row, later)
 
     return call
 
