@@ -11,8 +11,29 @@ from ranker.retrieval.late.arrays import Arrays
 from ranker.retrieval.late.vector_code import HALF_SCALE
 from ranker.retrieval.vector_store import VectorStore
 
-MERGE = 0.95  # smallest cosine at which query tokens are merged
+MERGE = 0.9  # smallest cosine at which query tokens are merged
 LEAST_NEAR = 64  # smallest number of centroids that each merged token probes
+SAMPLE = 2**16  # about how many vectors give the usual size of a residual's elements
+
+
+def probes_of(lengths: np.ndarray, probes: int, num_centroids: int) -> np.ndarray:
+    """Return the number of centroids that each merged token probes, int64 [tokens], at least `LEAST_NEAR`.
+
+    Tokens of equal lengths probe `probes` each. A sum of merged tokens probes more, and the other tokens of its query
+    fewer, because most of a score comes from the sum: probes are proportional to the square root of the length. If the
+    squared error of a token's similarity falls with the third power of its probes, the error of the score is that of a
+    query of equal tokens, in proportion to the scores.
+
+    Args:
+        lengths: Lengths of the merged tokens' vectors, float32 [tokens].
+        probes: Number of centroids; if it is the number of all, each token probes all.
+        num_centroids: Number of all centroids.
+    """
+    if probes >= num_centroids:
+        return np.full(len(lengths), num_centroids)
+    roots = np.sqrt(np.maximum(lengths.astype(np.float64), 1e-9))
+    counts = probes * roots * np.cbrt(roots.sum() / (roots**4).sum())
+    return np.maximum(np.rint(counts).astype(np.int64), LEAST_NEAR)
 
 
 class CPUSearch:
@@ -36,6 +57,9 @@ class CPUSearch:
         self._cells = doc_kernels.lists(codes, residuals, scales, owners, len(centroids))
         padding = np.zeros((-len(centroids) % query_kernels.ROWS, centroids.shape[1]), dtype=np.float32)
         self._centroids = np.concatenate([centroids, padding])
+        sample = residuals[:: max(1, len(residuals) // SAMPLE)]
+        squares = (arrays.buckets.byte_values().numpy() ** 2).mean(1)
+        self._residual = float(np.sqrt(squares[sample].mean())) if len(sample) else 0.0
         self._local = threading.local()
 
     def _slots(self) -> np.ndarray:
@@ -52,29 +76,30 @@ class CPUSearch:
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
-            probes: Number of centroids that each merged token probes. A value below `LEAST_NEAR` is raised to
-                `LEAST_NEAR`.
+            probes: See `probes_of`.
             count: Number of docs.
         """
-        rows, scores = self.scores(query, max(probes, LEAST_NEAR))
+        rows, scores = self.scores(query, probes)
         return np.sort(rows if len(rows) <= count else rows[np.argpartition(-scores, count - 1)[:count]])
 
     def scores(self, query: np.ndarray, probes: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the docs with a vector at a probed centroid, int64 [docs], and their MaxSim, float32 [docs].
 
-        For each query token, only the doc vectors assigned to its probed centroids are compared. If a doc has no such
-        vector, the token's similarity with the doc is the token's similarity with the least similar probed centroid.
+        For each query token, only the doc vectors assigned to its probed centroids are compared. The token's similarity
+        with a doc is at least the token's similarity with the least similar probed centroid plus the standard deviation
+        of the token's inner product with a residual. So this is the similarity if a doc has no such vector.
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
-            probes: Number of centroids that each merged token probes.
+            probes: See `probes_of`.
         """
         tokens, num_bytes = query_kernels.merged(query, MERGE), self._cells[0].shape[1] - 2
         table, steps, lows = query_kernels.tables(tokens, self._values, num_bytes, self._longest)
         similarities = query_kernels.integers(self._centroids, query_kernels.columns_of(tokens), steps, lows)
         similarities = similarities[: len(self._cells[3])]
-        least = query_kernels.bounds(similarities, len(tokens), probes)
-        floors = (least - np.rint(lows / steps)).astype(np.int16)
+        lengths = np.linalg.norm(tokens, axis=1)
+        least = query_kernels.bounds(similarities, probes_of(lengths, probes, len(similarities)))
+        floors = (least - np.rint((lows - self._residual * lengths) / steps)).astype(np.int16)
         rows, best = doc_kernels.scan(similarities, least, floors, table, self._cells, self._slots())
         return rows, doc_kernels.totals(best, steps, len(rows))
 

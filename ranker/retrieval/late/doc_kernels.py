@@ -131,7 +131,7 @@ def scan(
                 count += similarities[cell, token] >= least[token]
         for row in range(count):
             start = np.int64(similarities[cell, asking[row]])
-            sums(blocks, block, table, asking[row], start, part, row, later)  # type: ignore[call-arg, arg-type]
+            sums(blocks, block, table, asking[row], start, part[row], later)  # type: ignore[call-arg, arg-type]
         filled = min(BLOCK, sizes[cell] - BLOCK * (block - starts[cell]))
         for vector in range(filled):
             doc = docs[block, vector]
