@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import torch
 
+from ranker.data.ragged import ranges
 from ranker.retrieval.late import doc_kernels, query_kernels
 from ranker.retrieval.late.arrays import Arrays
 from ranker.retrieval.late.vector_code import HALF_SCALE
@@ -13,6 +15,7 @@ from ranker.retrieval.vector_store import VectorStore
 
 MERGE = 0.9  # smallest cosine at which query tokens are merged
 LEAST_NEAR = 64  # smallest number of centroids that each merged token probes
+CONVERTED = 32  # docs whose vectors are converted to float32 at a time
 SAMPLE = 2**16  # about how many vectors give the usual size of a residual's elements
 
 
@@ -34,6 +37,20 @@ def probes_of(lengths: np.ndarray, probes: int, num_centroids: int) -> np.ndarra
     roots = np.sqrt(np.maximum(lengths.astype(np.float64), 1e-9))
     counts = probes * roots * np.cbrt(roots.sum() / (roots**4).sum())
     return np.maximum(np.rint(counts).astype(np.int64), LEAST_NEAR)
+
+
+def maxsim(vectors: np.ndarray, starts: np.ndarray, ends: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Return `doc_kernels.maxsim` for vectors in float32 or float16, which is converted, float32 [docs]."""
+    if vectors.dtype == np.float32:
+        return doc_kernels.maxsim(vectors, starts, ends, query)
+    scores = np.empty(len(starts), dtype=np.float32)
+    for first in range(0, len(starts), CONVERTED):
+        some = slice(first, first + CONVERTED)
+        counts = ends[some] - starts[some]
+        values = torch.from_numpy(vectors[ranges(starts[some], counts)]).float().numpy()  # faster than numpy
+        last = np.cumsum(counts)
+        scores[some] = doc_kernels.maxsim(values, last - counts, last, query)
+    return scores
 
 
 class CPUSearch:
@@ -105,7 +122,7 @@ class CPUSearch:
 
     @staticmethod
     def exact(query: np.ndarray, rows: np.ndarray, store: VectorStore) -> np.ndarray:
-        """Compute MaxSim of the query with each doc, float32 [docs], from the uncompressed stored vectors in float32.
+        """Compute MaxSim of the query with each doc, float32 [docs], from the uncompressed stored vectors.
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
@@ -117,6 +134,5 @@ class CPUSearch:
             vectors, docs = store.shard(shard)
             own = shards == shard
             ends = store.ends[rows[own]] - (store.ends[docs.start - 1] if docs.start else 0)
-            starts = ends - store.counts[rows[own]]
-            scores[own] = doc_kernels.maxsim(np.asarray(vectors), starts, ends, query)
+            scores[own] = maxsim(np.asarray(vectors), ends - store.counts[rows[own]], ends, query)
         return scores

@@ -178,8 +178,7 @@ class LateIndex:
             query: Vectors of the query, float32 [tokens, dim].
             rows: Rows of the docs, int64 [docs].
         """
-        stored = self._store is not None and self._store.description.dtype == "float32" and not self._added
-        if self._cpu is not None and stored:
+        if self._cpu is not None and self._store is not None and not self._added:
             return self._cpu.exact(query, rows, self._store)  # type: ignore[no-any-return]
         return exact_scores(query, rows, self.vectors)
 

@@ -138,6 +138,19 @@ def test_maxsim_is_that_of_a_plain_loop_whatever_the_other_docs(tokens):
         assert doc_kernels.maxsim(vectors, ends[doc : doc + 1] - counts[doc], ends[doc : doc + 1], query) == found[doc]
 
 
+def test_maxsim_of_float16_is_that_of_the_converted_vectors(monkeypatch):
+    monkeypatch.setattr(cpu_search, "CONVERTED", 3)
+    _, _, vectors = index_of(12, 2)
+    counts, query = np.array([1, 5, 8, 2, 37, 4, 9]), asked(17, 12)
+    ends, halves = np.cumsum(counts), vectors.astype(np.float16)
+    docs = np.array([6, 0, 4, 1])
+    found = cpu_search.maxsim(halves, ends[docs] - counts[docs], ends[docs], query)
+    converted = halves.astype(np.float32)
+    assert found.tolist() == doc_kernels.maxsim(converted, ends[docs] - counts[docs], ends[docs], query).tolist()
+    truth = [(converted[ends[doc] - counts[doc] : ends[doc]] @ query.T).max(0).sum() for doc in docs]
+    np.testing.assert_allclose(found, truth, atol=1e-5)
+
+
 def test_each_token_probes_about_the_requested_number_of_centroids():
     rng = np.random.default_rng(0)
     similarities = np.round(2000 * rng.normal(size=(9000, 16))).clip(-8000, 8000).astype(np.int16)
