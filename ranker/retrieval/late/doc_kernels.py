@@ -14,7 +14,7 @@ from ranker.retrieval.late.query_kernels import AHEAD, columns_of
 from ranker.retrieval.late.tiles import GROUPS, LANES, ROWS, highest, highest_wide
 from ranker.retrieval.late.vector_code import BLOCK, fetch, sums
 
-LATER = 3  # probed centroids between the one whose vectors are read and the one whose vectors are fetched
+LATER = 6  # probed blocks between the one that is read and the one that is fetched into the cache
 
 Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -64,6 +64,35 @@ def lists(
 
 
 @compiled
+def probed(
+    similarities: np.ndarray, least: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """List the blocks that are at a probed centroid.
+
+    Args:
+        similarities: See `query_kernels.integers`.
+        least: See `query_kernels.bounds`.
+        starts: See `lists`.
+        sizes: See `lists`.
+
+    Returns:
+        The blocks, int32 [blocks]; the centroid of each, int32 [blocks]; and the number of their vectors.
+    """
+    blocks, cells = np.empty(starts[-1], dtype=np.int32), np.empty(starts[-1], dtype=np.int32)
+    number, vectors = 0, 0
+    for cell in range(len(sizes)):
+        near = False
+        for token in range(len(least)):
+            near |= similarities[cell, token] >= least[token]
+        if near:
+            vectors += sizes[cell]
+            for block in range(starts[cell], starts[cell + 1]):
+                blocks[number], cells[number] = block, cell
+                number += 1
+    return blocks[:number], cells[:number], vectors
+
+
+@compiled
 def scan(
     similarities: np.ndarray, least: np.ndarray, floors: np.ndarray, table: np.ndarray, cells: Lists, slots: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -81,56 +110,58 @@ def scan(
         slots: Working memory, int32 [docs]; all -1 before and after the call.
 
     Returns:
-        Rows of the docs with a vector at a probed centroid, int64 [found]; the similarities, int16 [found, tokens].
+        Rows of the docs with a vector at a probed centroid, int64 [found]; the similarities, int16 [tokens, at least
+        found].
     """
     blocks, docs, starts, sizes = cells
-    tokens, probed = len(least), np.empty(len(sizes), dtype=np.int32)
-    num_probed, room = 0, 0
-    for cell in range(len(sizes)):
-        near = False
-        for token in range(tokens):
-            near |= similarities[cell, token] >= least[token]
-        probed[num_probed] = cell
-        num_probed += near
-        room += sizes[cell] if near else 0
-    room = min(room, len(slots))
-    best, found, number = np.empty((room, tokens), dtype=np.int16), np.empty(room, dtype=np.int64), 0
+    order, own, room = probed(similarities, least, starts, sizes)
+    room, tokens = min(room, len(slots)), len(least)
+    best, found, number = np.empty((tokens, room), dtype=np.int16), np.empty(room, dtype=np.int64), 0
+    for token in range(tokens):
+        best[token] = floors[token]
     asking, part = np.empty(tokens, dtype=np.int64), np.empty((tokens, BLOCK), dtype=np.int16)
-    for place in range(num_probed):
-        cell, later = probed[place], probed[min(place + LATER, num_probed - 1)]
-        for block in range(starts[later], starts[later + 1]):
-            fetch(blocks, block)  # type: ignore[call-arg]
-            fetch(docs, block)
-        count = 0
-        for token in range(tokens):
-            asking[count] = token
-            count += similarities[cell, token] >= least[token]
-        for block in range(starts[cell], starts[cell + 1]):
-            for row in range(count):
-                token = asking[row]
-                sums(blocks, block, table, token, np.int64(similarities[cell, token]), part, row)  # type: ignore[call-arg, arg-type]
-            for vector in range(min(BLOCK, sizes[cell] - BLOCK * (block - starts[cell]))):
-                slot = slots[docs[block, vector]]
-                if slot < 0:
-                    slot = np.int32(number)
-                    slots[docs[block, vector]], found[number] = slot, docs[block, vector]
-                    best[slot] = floors
-                    number += 1
-                for row in range(count):
-                    token = asking[row]
-                    best[slot, token] = max(best[slot, token], part[row, vector])
+    columns, count = np.empty(BLOCK, dtype=np.uint32), 0
+    for place in range(len(order)):
+        block, cell, later = order[place], own[place], order[min(place + LATER, len(order) - 1)]
+        fetch(docs, later)  # type: ignore[call-arg]
+        if place == 0 or cell != own[place - 1]:
+            count = 0
+            for token in range(tokens):
+                asking[count] = token
+                count += similarities[cell, token] >= least[token]
+        for row in range(count):
+            start = np.int64(similarities[cell, asking[row]])
+            sums(blocks, block, table, asking[row], start, part[row], later)  # type: ignore[call-arg, arg-type]
+        filled = min(BLOCK, sizes[cell] - BLOCK * (block - starts[cell]))
+        for vector in range(filled):
+            doc = docs[block, vector]
+            if slots[doc] < 0:
+                slots[doc], found[number] = number, doc
+                number += 1
+            columns[vector] = slots[doc]
+        for row in range(count):
+            highest_of = best[asking[row]]
+            for vector in range(filled):  # without a branch, which the processor often predicts wrongly
+                new, old = part[row, vector], highest_of[columns[vector]]
+                highest_of[columns[vector]] = new if new > old else old
     for slot in range(number):
         slots[found[slot]] = -1
-    return found[:number], best[:number]
+    return found[:number], best
 
 
 @compiled
-def totals(best: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the sums of integer similarities [docs, tokens] times the steps of the tokens, float32 [docs]."""
-    out = np.zeros(len(best), dtype=np.float32)
-    for doc in range(len(best)):
-        for token in range(len(steps)):
-            out[doc] += np.float32(best[doc, token]) * steps[token]
+def totals(best: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
+    """Return the sums of integer similarities times the steps of the tokens, float32 [count].
+
+    Args:
+        best: The similarities, int16 [tokens, at least count docs].
+        steps: Of each token, float32 [tokens].
+        count: Number of docs.
+    """
+    out = np.zeros(count, dtype=np.float32)
+    for token in range(len(steps)):
+        for doc in range(count):
+            out[doc] += np.float32(best[token, doc]) * steps[token]
     return out
 
 

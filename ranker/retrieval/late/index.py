@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
 LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all centroids that a query probes
-PROBED = 35_000  # the same in `CPUSearch`: about how many vectors are at the centroids that a token probes
+PROBED = 35_000  # in `CPUSearch`, about how many vectors are at the centroids that a token probes; see `probes_of`
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
 EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are compared by them
 RESCORED, CPU_RESCORED = 3.0, 1.8  # `rescore` 0: docs that are scored exactly, in multiples of the depth
@@ -178,8 +178,7 @@ class LateIndex:
             query: Vectors of the query, float32 [tokens, dim].
             rows: Rows of the docs, int64 [docs].
         """
-        stored = self._store is not None and self._store.description.dtype == "float32" and not self._added
-        if self._cpu is not None and stored:
+        if self._cpu is not None and self._store is not None and not self._added:
             return self._cpu.exact(query, rows, self._store)  # type: ignore[no-any-return]
         return exact_scores(query, rows, self.vectors)
 

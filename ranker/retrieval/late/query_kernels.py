@@ -126,14 +126,14 @@ def integers(centroids: np.ndarray, columns: np.ndarray, steps: np.ndarray, lows
 
 
 @compiled
-def bounds(similarities: np.ndarray, tokens: int, count: int) -> np.ndarray:
-    """Return for each token a bound that about `count` centroids reach, int16 [tokens].
+def bounds(similarities: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return for each token a bound that about `counts[token]` centroids reach, int16 [tokens].
 
     Args:
         similarities: See `integers`.
-        tokens: Number of tokens.
-        count: Number of centroids.
+        counts: Number of centroids for each token, int64 [tokens].
     """
+    tokens = len(counts)
     histogram = np.zeros((tokens, BINS), dtype=np.int32)
     every = max(1, similarities.shape[0] // SAMPLE)
     for centroid in range(0, similarities.shape[0], every):
@@ -141,7 +141,7 @@ def bounds(similarities: np.ndarray, tokens: int, count: int) -> np.ndarray:
             histogram[token, (np.int32(similarities[centroid, token]) + 2 * BINS) >> 2] += 1
     out = np.empty(tokens, dtype=np.int16)
     for token in range(tokens):
-        left, place = (count + every - 1) // every, BINS
+        left, place = (counts[token] + every - 1) // every, BINS
         while left > 0 and place > 0:
             place -= 1
             left -= histogram[token, place]

@@ -108,17 +108,28 @@ def fetch(typing: Any, values: Any, row: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
-def shuffled_sums(typing: Any, blocks: Any, block: Any, table: Any, token: Any, start: Any, out: Any, row: Any) -> Any:  # noqa: ARG001
-    """Compute `plain_sums` by the byte shuffles of AVX2."""
+def shuffled_sums(
+    typing: Any,  # noqa: ARG001
+    blocks: Any,
+    block: Any,  # noqa: ARG001
+    table: Any,
+    token: Any,  # noqa: ARG001
+    start: Any,  # noqa: ARG001
+    out: Any,
+    later: Any,  # noqa: ARG001
+) -> Any:
+    """Compute `plain_sums` by the byte shuffles of AVX2, and fetch the residuals of block `later` into the cache."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         call = Call(context, builder, signature.args, arguments)
         num_bytes = call.shape(2)[1]
-        residuals = builder.mul(arguments[1], builder.shl(builder.add(num_bytes, word(2)), word(5)))
+        size = builder.shl(builder.add(num_bytes, word(2)), word(5))  # bytes of a block
+        residuals, ahead = builder.mul(arguments[1], size), builder.mul(arguments[6], size)
         entries = builder.mul(arguments[3], builder.shl(num_bytes, word(5)))
         total = call.zeros(ir.VectorType(SHORT, BLOCK))
         with cgutils.for_range(builder, builder.lshr(num_bytes, word(1))) as loop:
             offset = builder.shl(loop.index, word(6))  # of two bytes of each vector; a byte's tables are 32 bytes, too
+            call.prefetch(0, builder.add(ahead, offset))
             part = _two_bytes(call, builder.add(residuals, offset), builder.add(entries, offset))
             wide = builder.zext(part, ir.VectorType(SHORT, BLOCK))
             builder.store(builder.add(builder.load(total), wide), total)
@@ -157,13 +168,18 @@ def _store_scaled(call: Call, sums: Any, scales: Any) -> None:
     sums = builder.sext(builder.shl(sums, ir.Constant(shorts, [2] * BLOCK)), ints)
     scale = builder.sext(builder.load(call.at(0, scales, shorts), align=1), ints)
     product = builder.ashr(builder.mul(sums, scale), ir.Constant(ints, [16] * BLOCK))
-    target = call.at(5, builder.shl(call.arguments[6], word(6)), shorts)
-    builder.store(builder.trunc(product, shorts), target, align=1)
+    builder.store(builder.trunc(product, shorts), call.at(5, word(0), shorts), align=1)
 
 
 @compiled
 def plain_sums(
-    blocks: np.ndarray, block: int, table: np.ndarray, token: int, start: int, out: np.ndarray, row: int
+    blocks: np.ndarray,
+    block: int,
+    table: np.ndarray,
+    token: int,
+    start: int,
+    out: np.ndarray,
+    later: int,  # noqa: ARG001
 ) -> None:
     """Compute the similarities of a query token with `BLOCK` compressed vectors, in the integer units of the table.
 
@@ -175,8 +191,8 @@ def plain_sums(
             63.
         token: Which token.
         start: Similarity with the vectors' centroid, in the same units.
-        out: Where to write the similarities, int16 [rows, BLOCK].
-        row: Which row.
+        out: Where to write the similarities, int16 [BLOCK].
+        later: A block that will be read soon; not read here.
     """
     num_bytes = table.shape[1]
     for vector in range(BLOCK):
@@ -186,7 +202,7 @@ def plain_sums(
             total += np.int32(table[token, place, 0, byte >> 4]) + np.int32(table[token, place, 1, byte & 15])
         line, place = num_bytes + vector // (BLOCK // 2), 2 * (vector % (BLOCK // 2))
         scale = np.int32(blocks[block, line, place]) + (np.int32(blocks[block, line, place + 1]) << 8)
-        out[row, vector] = np.int16(((total << 2) * scale) >> 16)
+        out[vector] = np.int16(((total << 2) * scale) >> 16)
 
 
 sums = shuffled_sums if SHUFFLES else plain_sums

@@ -29,7 +29,7 @@ TOTALS = """
 import json
 import numpy as np
 from ranker.retrieval.late.doc_kernels import totals
-found = totals(np.array([[2, 3]], dtype="i2"), np.array([0.5, 10], dtype="f4"))
+found = totals(np.array([[2], [3]], dtype="i2"), np.array([0.5, 10], dtype="f4"), 1)
 print(json.dumps([found.tolist(), sum(totals.stats.cache_hits.values())]))
 """
 SCAN = """
@@ -49,7 +49,7 @@ table, docs = rng.integers(0, 64, size=(3, 6, 2, 16)).astype("u1"), rng.integers
 cells = blocks, docs, np.array([0, 1, 2, 4]), np.array([32, 20, 50])
 similarities, least = rng.integers(-7000, 3900, size=(3, 16)).astype("i2"), np.full(3, -8000, dtype="i2")
 rows, best = doc_kernels.scan(similarities, least, least, table, cells, np.full(10, -1, dtype="i4"))
-print(json.dumps([bool(vector_code.SHUFFLES or vector_code.WIDE), rows.tolist(), best.tolist()]))
+print(json.dumps([bool(vector_code.SHUFFLES or vector_code.WIDE), rows.tolist(), best[:, : len(rows)].tolist()]))
 """
 
 

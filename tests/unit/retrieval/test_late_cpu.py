@@ -11,8 +11,8 @@ from ranker.retrieval.late.residuals import fit
 
 pytest.importorskip("numba", reason="needs numba (extras cpu and gpu)")
 
-from ranker.retrieval.late import doc_kernels, query_kernels, vector_code
-from ranker.retrieval.late.cpu_search import CPUSearch
+from ranker.retrieval.late import cpu_search, doc_kernels, query_kernels, vector_code
+from ranker.retrieval.late.cpu_search import CPUSearch, probes_of
 
 DOCS = 60
 
@@ -54,20 +54,26 @@ def test_scores_are_those_of_decompressed_vectors_at_the_probed_centroids(monkey
         monkeypatch.setattr(doc_kernels, "sums", vector_code.plain_sums)
         monkeypatch.setattr(doc_kernels, "fetch", lambda values, row: None)
         monkeypatch.setattr(doc_kernels, "scan", doc_kernels.scan.py_func)
+    monkeypatch.setattr(cpu_search, "LEAST_NEAR", 1)
     arrays, decompressed, _ = index_of(dim, bits)
     query = asked(tokens, dim)
     query[0] *= 20  # as a sum of merged tokens
-    similarities = arrays.centroids.values.numpy() @ query.T
+    centroids = arrays.centroids.values.numpy()
+    similarities = centroids @ query.T
+    residuals = decompressed / arrays.scales[:, None].astype(np.float32) - centroids[arrays.codes]
+    lengths = np.linalg.norm(query, axis=1)
+    spread = lengths * np.sqrt((residuals**2).mean())
     ends = [0, *arrays.ends.tolist()]
     for probes in (5, 22):
         rows, scores = CPUSearch(arrays).scores(query, probes)
-        lowest = np.sort(similarities, axis=0)[-probes]
+        counts = probes_of(lengths, probes, 22)
+        lowest = np.array([np.sort(similarities[:, token])[-min(count, 22)] for token, count in enumerate(counts)])
         expected = {}
         for row in range(DOCS):
             own = range(ends[row], ends[row + 1])
             total, found = 0.0, False
             for token in range(tokens):
-                best = lowest[token]
+                best = lowest[token] + spread[token]
                 for vector in own:
                     if similarities[arrays.codes[vector], token] >= lowest[token]:
                         best, found = max(best, decompressed[vector] @ query[token]), True
@@ -96,26 +102,26 @@ def test_shuffles_add_up_the_same_integers_as_the_plain_loop():
     blocks[:, 32:] = rng.integers(8192, 31744, size=(3, 32)).astype("<i2").view(np.uint8).reshape(3, 2, 32)
     table = rng.integers(0, 64, size=(4, 32, 2, 16)).astype(np.uint8)
     table[3] = 63  # the largest sum, 4032
-    ours, plain = np.zeros((2, 32), np.int16), np.zeros((2, 32), np.int16)
+    ours, plain = np.zeros(32, np.int16), np.zeros(32, np.int16)
     call = _callable_sums()
     for block, token, start in ((0, 0, 0), (2, 1, -7000), (1, 3, 3900), (2, 2, 1)):
-        call(blocks, block, table, token, start, ours, 1)
-        vector_code.plain_sums(blocks, block, table, token, start, plain, 1)
+        call(blocks, block, table, token, start, ours, 2)
+        vector_code.plain_sums(blocks, block, table, token, start, plain, 2)
         assert ours.tolist() == plain.tolist()
         byte = blocks[block, :32]
         entries = [
             int(table[token, p, 0, byte[p, 5] >> 4]) + int(table[token, p, 1, byte[p, 5] & 15]) for p in range(32)
         ]
         scale = int(blocks[block, 32:].reshape(-1).view("<i2")[5])
-        assert plain[1, 5] == 4 * (start + sum(entries)) * scale // 65536
+        assert plain[5] == 4 * (start + sum(entries)) * scale // 65536
 
 
 def _callable_sums():
     from numba import njit
 
     @njit
-    def call(blocks, block, table, token, start, out, row):
-        vector_code.shuffled_sums(blocks, block, table, token, start, out, row)
+    def call(blocks, block, table, token, start, out, later):
+        vector_code.shuffled_sums(blocks, block, table, token, start, out, later)
 
     return call
 
@@ -132,13 +138,37 @@ def test_maxsim_is_that_of_a_plain_loop_whatever_the_other_docs(tokens):
         assert doc_kernels.maxsim(vectors, ends[doc : doc + 1] - counts[doc], ends[doc : doc + 1], query) == found[doc]
 
 
+def test_maxsim_of_float16_is_that_of_the_converted_vectors(monkeypatch):
+    monkeypatch.setattr(cpu_search, "CONVERTED", 3)
+    _, _, vectors = index_of(12, 2)
+    counts, query = np.array([1, 5, 8, 2, 37, 4, 9]), asked(17, 12)
+    ends, halves = np.cumsum(counts), vectors.astype(np.float16)
+    docs = np.array([6, 0, 4, 1])
+    found = cpu_search.maxsim(halves, ends[docs] - counts[docs], ends[docs], query)
+    converted = halves.astype(np.float32)
+    assert found.tolist() == doc_kernels.maxsim(converted, ends[docs] - counts[docs], ends[docs], query).tolist()
+    truth = [(converted[ends[doc] - counts[doc] : ends[doc]] @ query.T).max(0).sum() for doc in docs]
+    np.testing.assert_allclose(found, truth, atol=1e-5)
+
+
 def test_each_token_probes_about_the_requested_number_of_centroids():
     rng = np.random.default_rng(0)
     similarities = np.round(2000 * rng.normal(size=(9000, 16))).clip(-8000, 8000).astype(np.int16)
     for count in (1, 40, 900, 9000):
-        for token, least in enumerate(query_kernels.bounds(similarities, 3, count)):
+        counts = [count, 300, 9000]
+        for token, least in enumerate(query_kernels.bounds(similarities, np.array(counts))):
             reached = (similarities[:, token] >= least).sum()
-            assert 0.6 * count - 3 <= reached <= 1.4 * count + 8, (count, reached)
+            assert 0.6 * counts[token] - 3 <= reached <= 1.4 * counts[token] + 8, (counts[token], reached)
+
+
+def test_sums_of_merged_tokens_probe_more():
+    assert probes_of(np.full(5, 0.7, np.float32), 300, 9000).tolist() == [300] * 5
+    # square roots 4 and 1: 1000 * (4, 1) * cube root of (4 + 1) / (4**4 + 1), which is 0.26895
+    lengths = np.array([16, 1], dtype=np.float32)
+    assert probes_of(lengths, 1000, 9000).tolist() == probes_of(3 * lengths, 1000, 9000).tolist() == [1076, 269]
+    assert probes_of(lengths, 100, 9000).tolist() == [108, cpu_search.LEAST_NEAR]
+    assert probes_of(lengths, 9000, 9000).tolist() == [9000, 9000]
+    assert probes_of(np.zeros(2, np.float32), 300, 9000).tolist() == [300, 300]
 
 
 def test_deleted_docs_are_not_found():
