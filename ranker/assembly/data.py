@@ -35,6 +35,9 @@ from ranker.retrieval.first_stage import FirstStage, with_candidates
 
 log = logging.getLogger(__name__)
 
+# default token budgets; larger scoring batches are slower on a CPU, see docs/performance.md
+GPU_TOKENS, CPU_TOKENS, CPU_SCORING_TOKENS = 32768, 8192, 4096
+
 
 def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
     """Load the collections of a `data` node, and apply the node's `drop_query_docs`.
@@ -172,7 +175,8 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
     options: Any = OmegaConf.to_container(cfg.batch)
     gpu, grows = torch.cuda.is_available(), options["max_tokens"] is None
     if grows:
-        options["max_tokens"] = 32768 if gpu else 8192
+        options["max_tokens"] = GPU_TOKENS if gpu else CPU_TOKENS
+        options["eval_max_tokens"] = options["eval_max_tokens"] or (GPU_TOKENS if gpu else CPU_SCORING_TOKENS)
     if options["workers"] is None:
         options["workers"] = min(4, available_cores()) if gpu else 0
     least = cfg.trainer.accumulate_grad_batches

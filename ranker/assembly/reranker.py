@@ -14,7 +14,7 @@ import numpy as np
 from lightning.fabric import Fabric
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import text_limits
+from ranker.assembly.data import CPU_SCORING_TOKENS, GPU_TOKENS, text_limits
 from ranker.assembly.given_docs import docs_of, lists_of
 from ranker.assembly.given_texts import Encode, GivenTexts
 from ranker.assembly.inference import prepare
@@ -33,7 +33,6 @@ from ranker.models.interface import Scorer
 from ranker.release.onnx_program import OnnxProgram, is_program
 
 LONG_WORK = 2000  # a terminal shows a progress bar if at least this many pairs are scored
-MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # default token budget of a batch
 Text = str | Mapping[str, str] | Doc
 
 
@@ -65,7 +64,7 @@ class Reranker:
         accelerator: `auto`, `cpu` or `cuda`.
         precision: As `trainer.precision`. None: `bf16-mixed` on a GPU that supports bfloat16 and on a CPU where
             bfloat16 is faster, else `32-true`.
-        max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
+        max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 4,096.
         calibration: The map from scores to probabilities of relevance; None: scores are returned unchanged.
 
     Raises:
@@ -97,7 +96,7 @@ class Reranker:
         self.scorer: Any = plugin.convert_module(scorer)
         self.devices, self.precision = Devices.of_fabric(fabric), str(plugin.precision)
         self.texts = GivenTexts(scorer, limits)
-        self.max_tokens = max_tokens or MAX_TOKENS.get(fabric.device.type, MAX_TOKENS["cpu"])
+        self.max_tokens = max_tokens or (GPU_TOKENS if fabric.device.type == "cuda" else CPU_SCORING_TOKENS)
 
     @classmethod
     def of_config(cls, cfg: DictConfig, **options: Any) -> Self:

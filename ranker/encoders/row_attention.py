@@ -6,8 +6,13 @@ there if no kernel without padding runs (`padded_attention`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
 from ranker.encoders.attention import PaddedRows, band, padded_attention, padded_average
@@ -57,25 +62,129 @@ def attend_rows(
     Returns:
         [tokens, heads, head size]
     """
-    dtype, longest = query.dtype, layout.batch.max_length
-    mask = None
-    if window is not None and window < longest - 1:
-        mask = band(longest, window, query.device)
-        mask = mask.tril() if causal else mask
-    mixed = []
+    states: tuple[Tensor, ...] = (query, key, value)
+    rows = _Rows.of(layout, query.shape[-1] ** -0.5 if scale is None else scale, causal, window)
     with torch.autocast(query.device.type, enabled=False):  # autocast would turn float32 into half precision again
-        parts = [part.split(layout.lengths) for part in precise(query, key, value)]
-        for *row, keys in zip(*parts, layout.key_counts, strict=True):
-            length = len(row[0])
+        if _need_gradients(states) and query.shape[-1] == value.shape[-1] and rows.all_have_keys:
+            return _AttendRows.apply(*states, rows)  # type: ignore[no-any-return, no-untyped-call]
+        states, mixed = precise(*states), []
+        for own, keys, mask in rows.parts():
+            q, k, v = (_heads_first(part) for part in (states[0][own], states[1][keys], states[2][keys]))
+            attended = scaled_dot_product_attention(
+                q, k, v, mask, is_causal=causal and mask is None, scale=rows.scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            mixed.append(attended[0].transpose(0, 1))
+    return torch.cat(mixed).to(query.dtype) if mixed else query
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a batch, and how their tokens attend.
+
+    Args:
+        lengths: Length of each row.
+        key_counts: Number of tokens of each row that are attended to; they come first.
+        scale: Factor of the logits.
+        causal: Whether a token attends only to itself and earlier tokens.
+        window: Largest distance between a token and a token that it attends to.
+        near: Whether a token attends to another in rows longer than a window, bool [longest row, longest row]; None:
+            there are no such rows.
+    """
+
+    lengths: list[int]
+    key_counts: list[int]
+    scale: float
+    causal: bool
+    window: int
+    near: Tensor | None
+
+    @classmethod
+    def of(cls, layout: RaggedLayout, scale: float, causal: bool, window: int | None) -> _Rows:
+        """Describe the rows of a layout."""
+        longest, near = layout.batch.max_length, None
+        if window is not None and window < longest - 1:
+            near = band(longest, window, layout.batch.tokens.device)
+            near = near.tril() if causal else near
+        return cls(layout.lengths, layout.key_counts, scale, causal, longest if window is None else window, near)
+
+    @property
+    def all_have_keys(self) -> bool:
+        """Whether each row with tokens has a token that is attended to."""
+        return all(keys or not length for length, keys in zip(self.lengths, self.key_counts, strict=True))
+
+    def parts(self) -> Iterator[tuple[slice, slice, Tensor | None]]:
+        """Yield the tokens of each row, those that are attended to, and a mask [tokens, tokens], without empty rows."""
+        start = 0
+        for length, keys in zip(self.lengths, self.key_counts, strict=True):
             if length:
-                q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in row)
-                near = None if mask is None or window is None or window >= length - 1 else mask[:length, :length]
-                attended = scaled_dot_product_attention(
-                    q, k[:, :, :keys], v[:, :, :keys], near, is_causal=causal and near is None, scale=scale,
-                    enable_gqa=q.shape[1] != k.shape[1],
-                )  # fmt: skip
-                mixed.append(attended[0].transpose(0, 1))
-    return torch.cat(mixed).to(dtype) if mixed else query
+                whole = self.near is None or self.window >= length - 1
+                mask = None if whole or self.near is None else self.near[:length, :length]
+                yield slice(start, start + length), slice(start, start + keys), mask
+            start += length
+
+
+class _AttendRows(torch.autograd.Function):
+    """Attention row by row, with gradients by torch's kernel for CPUs.
+
+    Without this class torch would record a dozen operations for each row, and join the gradients of all rows once for
+    queries, keys and values. Half precision becomes float32 one row at a time, so that it stays in the CPU's cache.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: _Rows) -> Tensor:
+        """Return [tokens, heads, head size] in the dtype of `query`."""
+        exact = torch.empty(query.shape, dtype=_exact(query))
+        sums = []  # logarithms of the sums of exp(logits) of each row
+        for own, keys, mask in rows.parts():
+            parts = _row_states(query[own], key[keys], value[keys])
+            attended, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                *parts, 0.0, rows.causal and mask is None, attn_mask=_added(mask, exact), scale=rows.scale
+            )
+            exact[own] = attended[0].transpose(0, 1)
+            sums.append(total)
+        ctx.rows, ctx.sums = rows, sums
+        ctx.save_for_backward(query, key, value, exact)
+        return exact.to(query.dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of queries, keys and values."""
+        query, key, value, exact = ctx.saved_tensors
+        made = torch.empty_like if ctx.rows.key_counts == ctx.rows.lengths else torch.zeros_like
+        gradients = made(query), made(key), made(value)
+        for (own, keys, mask), total in zip(ctx.rows.parts(), ctx.sums, strict=True):
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                _heads_first(upstream[own].to(exact.dtype)), *_row_states(query[own], key[keys], value[keys]),
+                _heads_first(exact[own]), total, 0.0, ctx.rows.causal and mask is None,
+                attn_mask=_added(mask, exact), scale=ctx.rows.scale,
+            )  # fmt: skip
+            for gradient, tokens, part in zip(gradients, (own, keys, keys), found, strict=True):
+                times = part.shape[1] // gradient.shape[1]  # query heads per key head
+                shared = part[0] if times == 1 else part[0].unflatten(0, (-1, times)).sum(1)
+                gradient[tokens] = shared.transpose(0, 1)
+        return *gradients, None
+
+
+def _exact(like: Tensor) -> torch.dtype:
+    return torch.float32 if like.dtype in (torch.bfloat16, torch.float16) else like.dtype
+
+
+def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return a bool mask as numbers that are added to the logits: 0 or -inf."""
+    return None if mask is None else torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, float("-inf"))
+
+
+def _heads_first(row: Tensor) -> Tensor:
+    """Return [tokens, heads, size] as [1, heads, tokens, size]."""
+    return row.transpose(0, 1).unsqueeze(0)
+
+
+def _row_states(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Return the states of a row for the kernel, each [1, heads, tokens, size], in float32 at least."""
+    times = query.shape[1] // key.shape[1]
+    key, value = (part if times == 1 else part.repeat_interleave(times, 1) for part in (key, value))
+    return tuple(_heads_first(part.to(_exact(part))) for part in (query, key, value))
 
 
 def row_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
@@ -105,7 +214,8 @@ def precise(*parts: Tensor) -> tuple[Tensor, ...]:
 
     torch's backward pass of attention on a CPU is slower in half precision than in float32.
     """
-    half = any(part.dtype in (torch.bfloat16, torch.float16) for part in parts)
-    if half and torch.is_grad_enabled() and any(part.requires_grad for part in parts):
-        return tuple(part.float() for part in parts)
-    return parts
+    return tuple(part.to(_exact(part)) for part in parts) if _need_gradients(parts) else parts
+
+
+def _need_gradients(parts: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(part.requires_grad for part in parts)

@@ -31,7 +31,7 @@ class ListTensors(NamedTuple):
 
     @property
     def key_block(self) -> int:
-        """Number of first tokens that a Triton program reads, or whose gradients it sums, at a time."""
+        """Number of first tokens whose gradients a Triton program sums at a time."""
         return key_block(self.longest)
 
     @property

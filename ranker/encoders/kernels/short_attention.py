@@ -159,7 +159,6 @@ def attend(
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
     """
     tokens, _, heads, dim = qkv.shape
-    settings = FORWARD if lists is None else FORWARD | {"OTHERS": lists.key_block}
     qkv = qkv.contiguous()
     out = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
@@ -167,6 +166,6 @@ def attend(
         wrap(_attend)[(blocks.shape[0] * heads,)](
             qkv, out, sums, cu_seqlens, cu_keys, blocks, *list_arguments(qkv, lists, cu_seqlens), tokens,
             SCALE=dim**-0.5, HEADS=heads, DIM=dim, WINDOW=-1 if window is None else window, LISTS=lists is not None,
-            **settings,
+            **FORWARD,
         )  # fmt: skip
     return out, sums

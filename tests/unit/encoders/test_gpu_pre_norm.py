@@ -145,19 +145,21 @@ def test_attention_in_windows_equals_float64(window, dim, partly):
         outputs.append(torch.einsum("hij,jhd->ihd", weights, value) * some[:, None, None])
     expected = torch.cat(outputs)
     right = torch.autograd.grad(expected, exact, above.double())[0]
-    kernels = triton_pre_norm_kernels(short=True).attention
+    kernels = triton_pre_norm_kernels(short=True)
     poison()
-    mixed, sums = kernels.attend(qkv, ends, cu_keys, blocks, window=window)
+    mixed, sums = kernels.attention.attend(qkv, ends, cu_keys, blocks, window=window)
     assert error(mixed, expected) < 1e-2
     for bias in (False, True):
         poison()
-        own, total = kernels.attend_backward(above, qkv, mixed, sums, ends, cu_keys, blocks, window=window, bias=bias)
+        own, total = kernels.attention_backward.attend_backward(
+            above, qkv, mixed, sums, ends, cu_keys, blocks, window=window, bias=bias
+        )
         for part in range(3):
             assert error(own[:, part], right[:, part]) < 1e-2
         assert error(total, right.sum(0).flatten()) < 1e-2 if bias else total.numel() == 0
     angles = torch.randn(max(lengths), dim // 2, device="cuda")
     positions = RaggedLayout.of(TokenBatch(nothing, nothing, ends, max(lengths))).position_ids
-    turned, _ = kernels.attend_backward(
+    turned, _ = kernels.attention_backward.attend_backward(
         above, qkv, mixed, sums, ends, cu_keys, blocks, window=window, bias=False, angles=(angles.cos(), angles.sin())
     )
     unturned = rotated(right.float(), Rotary(angles.cos(), -angles.sin(), positions))
