@@ -66,7 +66,8 @@ def together() -> list[tuple[str, dict[str, str]]]:
         group = path.parent.name
         known = (name for name in ("train", "evaluate", "search", "probe", "pretrain") if name in ROOTS)
         root = next((name for name in known if hasattr(ROOTS[name], group)), "train")
-        groups.setdefault((root, group if group in ("model", "distill") else ""), {}).setdefault(group, []).append(path.stem)
+        alone = group if group in ("model", "distill") else ""
+        groups.setdefault((root, alone), {}).setdefault(group, []).append(path.stem)
     return [
         (root, {group: stems[number] for group, stems in of_root.items() if number < len(stems)})
         for (root, _), of_root in groups.items()
