@@ -7,13 +7,16 @@ from pathlib import Path
 import omegaconf._utils
 import omegaconf.base
 from hydra._internal import defaults_list
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 
 
 def remember() -> None:
     """Keep what two compositions have in common; a process forked later has it, too."""
-    read_file, parse = FileConfigSource.load_config, cache(omegaconf.base.parse)
+    Plugins.instance()  # imports the source of files anew
+    files = SourcesRegistry.instance().resolve("file")
+    read_file, parse = files.load_config, cache(omegaconf.base.parse)
     name_choices, read = defaults_list._create_interpolation_map, {}
 
     def load_config(self, config_path):
@@ -31,7 +34,7 @@ def remember() -> None:
             return name_choices(overrides, defaults, self_added)
         return None
 
-    FileConfigSource.load_config = load_config
+    files.load_config = load_config
     # trees of `${...}`, which nobody changes
     omegaconf.base.parse = omegaconf._utils.parse = parse
     # read only for interpolations in a list of defaults
