@@ -35,7 +35,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # modules that a training imports late; the forking process imports them before the first fork
 LATE = (
-    "wandb.apis.public",  # it looks through all imported modules many times, so it comes first
     "ranker.cli.main",
     "ranker.commands.train",
     "ranker.commands.evaluate",
