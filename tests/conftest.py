@@ -14,7 +14,10 @@ gc.disable()  # the collection of the tests imports everything and leaves hardly
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from now on, but rarely, and not among the imported modules and the collected tests."""
+    """Collect garbage from now on, but rarely, and not among the imported modules and tests; compose faster."""
+    from tests.assets.composition import remember
+
+    remember()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()

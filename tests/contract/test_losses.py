@@ -216,8 +216,8 @@ def check_descent_sorts_by_label(loss: Loss) -> None:
     for kind in KINDS:
         start, labels, mask = groups(kind, dtype=torch.float64)
         scores = (start * 0.1).requires_grad_()
-        optimizer = torch.optim.Adam([scores], lr=0.05)
-        for step in range(200):
+        optimizer = torch.optim.Adam([scores], lr=0.1)
+        for step in range(100):
             of_step = partial(loss, seed=step) if getattr(loss, "draws", False) else loss
             _, scores.grad = value_and_gradient(of_step, scores.detach(), labels, mask)
             optimizer.step()

@@ -390,7 +390,9 @@ def fill_caches() -> None:
     from ranker.config.check import check
     from ranker.encoders import families
     from ranker.evaluation import figures
+    from tests.assets.composition import remember
 
+    remember()
     for module in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
         importlib.import_module(module.name)
     Plugins.instance()

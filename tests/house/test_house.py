@@ -56,30 +56,39 @@ def test_a_yaml_lists_every_parameter_of_its_target(path):
                 assert path.stem in target.split(".")[1:-1], f"{target} is in no module or package named {path.stem}"
 
 
-@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
+def together() -> list[tuple[str, dict[str, str]]]:
+    """Return configurations that have every yaml: a root, and one yaml of each of its groups as long as they last.
+
+    A model and a distillation are alone, because they decide what the other groups may hold.
+    """
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for path in YAMLS:
+        group = path.parent.name
+        known = (name for name in ("train", "evaluate", "search", "probe", "pretrain") if name in ROOTS)
+        root = next((name for name in known if hasattr(ROOTS[name], group)), "train")
+        alone = group if group in ("model", "distill") else ""
+        groups.setdefault((root, alone), {}).setdefault(group, []).append(path.stem)
+    return [
+        (root, {group: stems[number] for group, stems in of_root.items() if number < len(stems)})
+        for (root, _), of_root in groups.items()
+        for number in range(max(map(len, of_root.values())))
+    ]
+
+
+@pytest.mark.parametrize(("root", "chosen"), together())
+def test_every_yaml_composes_and_passes_the_check(root, chosen, small_files, tmp_path):
     entry.register()
-    group = path.parent.name
-    root = next(
-        (
-            name
-            for name in ("train", "evaluate", "search", "probe", "pretrain")
-            if name in ROOTS and hasattr(ROOTS[name], group)
-        ),
-        "train",
-    )
-    overrides = [f"{group}={path.stem}"]
-    if path.stem == "dpo":  # the reference of dpo is the model without adapters
-        overrides.append("lora=default")
-    if group == "distill" and path.stem == "layers":
+    if chosen.get("loss") == "dpo":  # the reference of dpo is the model without adapters
+        chosen = {"lora": "default", **chosen}
+    overrides = [f"{group}={stem}" for group, stem in chosen.items()]
+    if chosen.get("distill") == "layers":
         overrides.append(f"distill.teacher={small_files}")
-    if path.stem == "files":
+    if chosen.get("data") == "files":
         overrides.append(f"data.path={small_files}")
-    filled = (
-        {"ir_datasets": ["data.train=vaswani", "data.test=[vaswani]"]}.get(path.stem, []) if group == "data" else []
-    )
+    if chosen.get("data") == "ir_datasets":
+        overrides += ["data.train=vaswani", "data.test=[vaswani]"]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose(root, [*overrides, *filled, f"name={tmp_path.name}"])
+        cfg = compose(root, [*overrides, f"name={tmp_path.name}"])
     check(cfg)
 
 

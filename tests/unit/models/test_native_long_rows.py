@@ -83,7 +83,7 @@ def test_a_family_finds_a_needle_far_from_the_query(family, tmp_path):
 def modernbert():
     return ModernBertModel(
         ModernBertConfig(
-            vocab_size=120, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=120, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=1,
             local_attention=128, max_position_embeddings=8192, pad_token_id=0, cls_token_id=2, sep_token_id=3,
             bos_token_id=2, eos_token_id=3,
         )
