@@ -68,13 +68,14 @@ class Int8Weight:
             raise ConfigError(f"inference.quantize: expected null or fp8 on {inputs.device.type}, got int8")
         rows = inputs.reshape(-1, inputs.shape[-1])
         found = torch.empty(len(rows), len(self.scale), dtype=inputs.dtype)
-        for some, into in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
-            factors = scales(some, INT8)
-            product = self._product((some.float() * factors.reciprocal()).round_())
-            if bias is None:
-                torch.mul(product, factors, out=into)
-            else:
-                torch.add(product.mul_(factors), bias, out=into)
+        with torch.autocast("cpu", enabled=False):
+            for some, into in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
+                factors = scales(some, INT8)
+                product = self._product((some.float() * factors.reciprocal()).round_())
+                if bias is None:
+                    torch.mul(product, factors, out=into)
+                else:
+                    torch.add(product.mul_(factors), bias, out=into)
         return found.view(*inputs.shape[:-1], len(self.scale))
 
     def joined(self, others: list[Int8Weight]) -> Int8Weight:

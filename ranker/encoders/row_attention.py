@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
 from ranker.encoders.attention import PaddedRows, band, padded_attention, padded_average
@@ -65,7 +64,9 @@ def attend_rows(
     states: tuple[Tensor, ...] = (query, key, value)
     rows = _Rows.of(layout, query.shape[-1] ** -0.5 if scale is None else scale, causal, window)
     with torch.autocast(query.device.type, enabled=False):  # autocast would turn float32 into half precision again
-        if _need_gradients(states) and query.shape[-1] == value.shape[-1] and rows.all_have_keys:
+        # without flash attention (`sdpa_kernel(SDPBackend.MATH)`), torch's operations have second derivatives
+        flash = torch.backends.cuda.flash_sdp_enabled() and query.shape[-1] == value.shape[-1]
+        if flash and _need_gradients(states) and rows.all_have_keys:
             return _AttendRows.apply(*states, rows)  # type: ignore[no-any-return, no-untyped-call]
         states, mixed = precise(*states), []
         for own, keys, mask in rows.parts():
@@ -126,8 +127,8 @@ class _Rows:
 class _AttendRows(torch.autograd.Function):
     """Attention row by row, with gradients by torch's kernel for CPUs.
 
-    Without this class torch would record a dozen operations for each row, and join the gradients of all rows once for
-    queries, keys and values. Half precision becomes float32 one row at a time, so that it stays in the CPU's cache.
+    Without this class torch would record a dozen operations for each row, and concatenate the gradients of all rows.
+    Half precision becomes float32 one row at a time, so that it stays in the CPU's cache.
     """
 
     @staticmethod
@@ -147,9 +148,17 @@ class _AttendRows(torch.autograd.Function):
         return exact.to(query.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of queries, keys and values."""
+        """Return the gradients of queries, keys and values.
+
+        Raises:
+            RuntimeError: Second derivatives are needed.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "attention by rows: expected create_graph=False, got True; compute the states within "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+            )
         query, key, value, exact = ctx.saved_tensors
         made = torch.empty_like if ctx.rows.key_counts == ctx.rows.lengths else torch.zeros_like
         gradients = made(query), made(key), made(value)
@@ -176,7 +185,8 @@ def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _heads_first(row: Tensor) -> Tensor:
-    """Return [tokens, heads, size] as [1, heads, tokens, size]."""
+    """Return [tokens, heads, size] as [1, heads, tokens, size], with the numbers of a head next to each other."""
+    row = row if row.stride(-1) == 1 else row.contiguous()
     return row.transpose(0, 1).unsqueeze(0)
 
 

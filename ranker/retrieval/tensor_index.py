@@ -18,7 +18,7 @@ from ranker.retrieval.index import refuse_not_finite
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
-GROUP = 32  # size of the groups of vectors in `_promising`
+GROUP = 16  # size of the groups of vectors in `_promising`
 PRODUCTS = 2**29  # largest number of inner products in memory at a time
 PRODUCTS_ON_GPU = 2**30  # the same on a GPU with `FREE_MEMORY` bytes of free memory
 FREE_MEMORY = 2**34

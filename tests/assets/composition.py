@@ -13,7 +13,9 @@ from hydra.core.plugins import Plugins
 
 
 def remember() -> None:
-    """Keep what two compositions have in common; a process forked later has it, too."""
+    """Keep what two compositions have in common; a process forked later has it, too. A second call changes nothing."""
+    if omegaconf.base.parse is omegaconf._utils.parse and hasattr(omegaconf.base.parse, "cache_info"):
+        return
     Plugins.instance()  # imports the source of files anew
     files = SourcesRegistry.instance().resolve("file")
     read_file, parse = files.load_config, cache(omegaconf.base.parse)

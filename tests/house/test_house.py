@@ -75,7 +75,13 @@ def together() -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-@pytest.mark.parametrize(("root", "chosen"), together())
+@pytest.mark.parametrize(
+    ("root", "chosen"),
+    [
+        pytest.param(*row, id=f"{row[0]}-{'-'.join(f'{group}={stem}' for group, stem in row[1].items())}")
+        for row in together()
+    ],
+)
 def test_every_yaml_composes_and_passes_the_check(root, chosen, small_files, tmp_path):
     entry.register()
     if chosen.get("loss") == "dpo":  # the reference of dpo is the model without adapters

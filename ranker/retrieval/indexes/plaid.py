@@ -25,10 +25,10 @@ class Plaid:
         centroids: Number of centroids; None: 16 times the square root of the number of vectors, rounded down to a power
             of two.
         probes: Number of centroids that each query token probes. On a CPU with numba, a value below 64 is raised to 64.
-            Merged query tokens probe more there, and the other tokens of their query fewer. None: chosen from the
-            index. On a CPU with numba, the centroids that one query token probes then have about 35,000 vectors in
-            total if no tokens are merged. Elsewhere, the doc lists of all centroids that a query probes have about
-            300,000 docs in total.
+            Merged query tokens probe more there, and the other tokens of their query fewer, but at least 64. None:
+            chosen from the index. On a CPU with numba, the centroids that one query token probes then have about 35,000
+            vectors in total if no tokens are merged. Elsewhere, the doc lists of all centroids that a query probes have
+            about 300,000 docs in total.
         candidates: This many times the requested number of docs are compared by their compressed vectors. On a CPU with
             numba this is ignored: every doc with a vector at a probed centroid is compared.
         rescore: This many times the requested number of docs are scored exactly; None: 1.8 on a CPU with numba, else 3.

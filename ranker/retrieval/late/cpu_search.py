@@ -32,7 +32,7 @@ def probes_of(lengths: np.ndarray, probes: int, num_centroids: int) -> np.ndarra
         probes: Number of centroids; if it is the number of all, each token probes all.
         num_centroids: Number of all centroids.
     """
-    if probes >= num_centroids:
+    if probes >= num_centroids or not len(lengths):
         return np.full(len(lengths), num_centroids)
     roots = np.sqrt(np.maximum(lengths.astype(np.float64), 1e-9))
     counts = probes * roots * np.cbrt(roots.sum() / (roots**4).sum())

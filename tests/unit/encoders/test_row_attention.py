@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertConfig, BertModel
 
 from ranker.encoders.attention import PaddedRows
@@ -50,7 +51,7 @@ def plain(query, key, value, keys, scale, causal=False, window=None):
 def states_and_gradients(attend, *parts):
     leaves = [part.clone().requires_grad_() for part in parts]
     mixed = attend(*leaves)
-    (mixed * torch.arange(mixed.numel(), dtype=mixed.dtype).view_as(mixed).sin()).sum().backward()
+    mixed.backward(torch.arange(mixed.numel()).double().sin().to(mixed.dtype).view_as(mixed))
     return [mixed.detach(), *(leaf.grad for leaf in leaves)]
 
 
@@ -73,6 +74,46 @@ def test_tokens_that_are_not_attended_to_still_read(attended):
     expected = states_and_gradients(lambda x: plain(*x.unbind(1), attended or LENGTHS, SIZE**-0.5), qkv)
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_gradients_of_half_precision_are_near_those_of_a_plain_loop(key_heads):
+    torch.manual_seed(0)
+    parts = [torch.randn(sum(LENGTHS), n, SIZE).bfloat16() for n in (HEADS, key_heads, key_heads)]
+    got = states_and_gradients(lambda *p: attend_rows(*p, layout(), 0.3), *parts)
+    expected = states_and_gradients(lambda *p: plain(*p, LENGTHS, 0.3), *(part.double() for part in parts))
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert (mine.double() - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_states_in_any_memory_layout_of_which_only_some_need_gradients():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(sum(LENGTHS), SIZE, HEADS, dtype=torch.float64).transpose(1, 2) for _ in range(3))
+    key.requires_grad_()
+    found = []
+    for attend in (lambda *p: attend_rows(*p, layout(), 0.3), lambda *p: plain(*p, LENGTHS, 0.3)):
+        mixed = attend(query, key, value)
+        found.append((mixed.detach(), *torch.autograd.grad(mixed.sum(), key)))  # the gradient of a sum has no strides
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_second_derivatives_are_right_or_refused():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(sum(LENGTHS), HEADS, SIZE, dtype=torch.float64) for _ in range(3))
+    query.requires_grad_()
+
+    def second(attend):
+        (first,) = torch.autograd.grad(attend(query, key, value).pow(3).sum(), query, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), query)[0]
+
+    expected = second(lambda *p: plain(*p, LENGTHS, 0.3))
+    with sdpa_kernel(SDPBackend.MATH):
+        got = second(lambda *p: attend_rows(*p, layout(), 0.3))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    with pytest.raises(RuntimeError, match="create_graph=False"):
+        second(lambda *p: attend_rows(*p, layout(), 0.3))
 
 
 @pytest.mark.parametrize("attended", [None, [3, 1, 0, 9, 2]])
