@@ -152,8 +152,6 @@ def test_a_layer_compiles_once_with_the_operation_as_one_node(monkeypatch):
         attention = model.layers[0].self_attn  # its hooks are outside of compiled code
         return attention.forward(hidden_states=states, position_embeddings=(cos, sin), attention_mask=None)[0]
 
-    # numbers are constants from the start; torch would find out in a first compilation
-    monkeypatch.setattr(torch._dynamo.config, "specialize_float", True)
     compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
     for tokens in (5, 9, 14):
         states, above = torch.randn(2, 1, tokens, 48, dtype=torch.float64)
