@@ -66,7 +66,7 @@ def splits(cfg, tmp_path):
 def scores(cfg, splits, scorer, max_tokens=8192):
     """The scores of all candidates, one per slot, and the number of batches."""
     data = build_data(cfg, splits, scorer)
-    data.batch_options = replace(data.batch_options, max_tokens=max_tokens)
+    data.batch_options = replace(data.batch_options, eval_max_tokens=max_tokens)
     (collection,) = splits.tests.values()
     batches = data.score_batches(collection)
     values = np.full(batches.num_slots, np.nan)
