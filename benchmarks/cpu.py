@@ -5,11 +5,11 @@
     python benchmarks/cpu.py processes --rounds 3 --cores 2   # two processes and two threads (cpu_processes.py)
 
 The weights are MiniLM's (`encoder=minilm`). The texts are those of the built-in collection: queries with BM25's
-candidates, cut so that pairs have about 150 tokens. The variants below run in turn. In a
-round, each runs three steps, one after another as in a training, or re-ranks 100 docs once; the first round is not
-counted. The script prints the medians of the process's CPU time and of wall time, for a step or a re-ranking. It also
-prints the first variant's time divided by the time of each variant. Variants in bf16 run only on a CPU with bf16
-arithmetic. sentence-transformers' trainer needs the packages datasets and accelerate.
+candidates, cut so that pairs have about 150 tokens. The variants below run in turn. In a round, each runs three steps,
+one after another as in a training, or re-ranks 100 docs once; the first round is not counted. The script prints the
+medians of the process's CPU time and of wall time, for a step or a re-ranking. It also prints the first variant's time
+divided by the time of each variant. Variants in bf16 run only on a CPU with bf16 arithmetic. sentence-transformers'
+trainer needs the packages datasets and accelerate.
 
 - padded: attention over padded groups of rows, and in training torch's plain AdamW, as before this package attended
   row by row and took the fused AdamW on a CPU;
