@@ -37,7 +37,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from one_line import one_line  # noqa: E402
 from scaling_report import report  # noqa: E402
 
-MODELS = {"monobert": ("losses", "speed", "evaluate"), "dpr": ("losses", "speed", "evaluate", "encode")}
+MODELS = {
+    "monobert": ("losses", "speed", "evaluate"),
+    "dpr": ("losses", "speed", "evaluate", "encode"),
+    "colbert": ("losses", "speed", "evaluate"),
+}
 ON_GPU = {
     "size": "base",
     "pairs": 744,

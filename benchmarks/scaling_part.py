@@ -15,6 +15,7 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
+from ranker.models.colbert import ColBERT  # noqa: E402
 from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
@@ -57,6 +59,7 @@ STARTED = time.perf_counter()
 STEPS = 20  # number of steps whose losses are compared
 SMALL, LARGE = "small", "large"  # collections for the comparison of results, and for speed
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
+SCORERS: dict[str, Any] = {"monobert": MonoBERT, "dpr": DPR, "colbert": partial(ColBERT, query_prompt="[Q]", doc_prompt="[D]")}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Part:
     Args:
         what: The job: prepare, losses, speed, evaluate or encode.
         devices: Number of devices.
-        model: monobert or dpr.
+        model: monobert, dpr or colbert; the last two with the docs of a step's other queries as negatives.
         size: Size of the random BERT, as in train_throughput.py.
         pairs: Pairs per step and device, for speed.
         max_tokens: Token budget of a micro-batch, for speed.
@@ -151,7 +154,7 @@ def scorer_of(part: Part, dropout: bool) -> Any:
     torch.manual_seed(0)
     execution = Execution(graphs=part.graphs)
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer(part.size), execution)
-    return DPR(encoder) if part.model == "dpr" else MonoBERT(encoder)
+    return SCORERS[part.model](encoder)
 
 
 def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int) -> RankData:
@@ -164,7 +167,7 @@ def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int
         ),
         TextLimits(64, 256),
         cache_dir=Path(part.folder) / "tokens",
-        train_docs=TrainDocs(in_batch=part.model == "dpr"),
+        train_docs=TrainDocs(in_batch=scorer.reads == "texts"),
     )
 
 
@@ -195,7 +198,7 @@ def fit(
 ) -> dict[str, Any]:
     """Train; return losses if `exact`, else throughput."""
     scorer = scorer_of(part, dropout=not exact)
-    kind = ContrastiveModule if part.model == "dpr" else RerankModule
+    kind = ContrastiveModule if scorer.reads == "texts" else RerankModule
     make: Any = (
         (lambda groups: torch.optim.SGD(groups, lr=0.01))
         if exact

@@ -73,15 +73,12 @@ def report(found: dict[str, Any], gpus: int) -> list[str]:
         f"random BERT {settings['size']}; "
         f"{settings['pairs']} pairs per step and device in {settings['steps']} steps"
     ]
-    for model in ("monobert", "dpr"):
-        view = Results(found, model)
-        if view.devices:
-            lines += ["", f"{model}:", "", *table(view)]
+    views = [Results(found, model) for model in dict.fromkeys(key.split()[0] for key in found["parts"])]
+    for view in views:
+        lines += ["", f"{view.model}:", "", *table(view)]
     lines += ["", "Required, measured, verdict:", ""]
-    for model in ("monobert", "dpr"):
-        view = Results(found, model)
-        if view.devices:
-            lines += requirements(view, gpus)
+    for view in views:
+        lines += requirements(view, gpus)
     return lines
 
 
