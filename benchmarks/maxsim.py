@@ -64,14 +64,14 @@ def step(score: Callable[[TextVectors, TextVectors], torch.Tensor], queries: Tex
 
 def with_form(kernel: bool, call: Callable[[], object]) -> Callable[[], object]:
     """Return a function that runs the call with the kernel, or with torch's version on any device."""
-    original = interactions._has_kernel
+    original = interactions.has_kernel
 
     def run() -> object:
-        interactions._has_kernel = original if kernel else (lambda queries, docs: False)
+        interactions.has_kernel = original if kernel else (lambda queries, docs: False)
         try:
             return call()
         finally:
-            interactions._has_kernel = original
+            interactions.has_kernel = original
 
     return run
 

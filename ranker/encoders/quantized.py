@@ -23,7 +23,7 @@ KINDS = ("int8", "fp8")
 
 def scales(values: Tensor, largest: float) -> Tensor:
     """Return the largest absolute value of each row divided by `largest`, float32 [..., 1]; 1 for rows of zeros."""
-    most = values.abs().amax(-1, keepdim=True).float()
+    most = torch.maximum(values.amax(-1, keepdim=True), -values.amin(-1, keepdim=True)).float()
     return torch.where(most > 0, most / largest, torch.ones_like(most))
 
 
@@ -68,14 +68,15 @@ class Int8Weight:
             raise ConfigError(f"inference.quantize: expected null or fp8 on {inputs.device.type}, got int8")
         rows = inputs.reshape(-1, inputs.shape[-1])
         found = torch.empty(len(rows), len(self.scale), dtype=inputs.dtype)
+        whole = torch.empty(min(len(rows), CHUNK), rows.shape[-1])
         with torch.autocast("cpu", enabled=False):
             for some, into in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
                 factors = scales(some, INT8)
-                product = self._product((some.float() * factors.reciprocal()).round_())
+                product = self._product(torch.mul(some, factors.reciprocal(), out=whole[: len(some)]).round_())
                 if bias is None:
                     torch.mul(product, factors, out=into)
                 else:
-                    torch.add(product.mul_(factors), bias, out=into)
+                    torch.addcmul(bias, product, factors, out=into)
         return found.view(*inputs.shape[:-1], len(self.scale))
 
     def joined(self, others: list[Int8Weight]) -> Int8Weight:
@@ -99,9 +100,11 @@ class Int8Weight:
         # without VNNI, oneDNN's sums of int8 may overflow
         if not (torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()):
             return (whole @ self.values.t().float()).mul_(self.scale)
-        # VNNI multiplies unsigned inputs; oneDNN's product of signed ones takes seconds where AMX is missing
+        # VNNI multiplies unsigned inputs; oneDNN's product of signed ones takes seconds where AMX is missing. Inverting
+        # the first bit of an int8 adds 128; torch converts float32 to uint8 much more slowly than to int8.
+        unsigned = whole.to(torch.int8).view(torch.uint8).bitwise_xor_(ZERO)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            (whole + ZERO).to(torch.uint8), 1.0, ZERO, self._packed, self.scale, self._zeros, None, 1.0, 0,
+            unsigned, 1.0, ZERO, self._packed, self.scale, self._zeros, None, 1.0, 0,
             torch.float32, "none", [], "",
         )  # fmt: skip
         return product

@@ -87,7 +87,7 @@ def full_precision(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
+def has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
     """Return whether the Triton kernel supports these vectors: several per text, on a GPU, of at most 32 bits."""
     several = queries.counts is not None and docs.counts is not None
     return (
@@ -125,7 +125,7 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
     >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # the 0 of a padding vector does not replace the maximum -0.6
     tensor([-0.6000,  0.5000])
     """
-    if _has_kernel(queries, docs):
+    if has_kernel(queries, docs):
         return _by_kernel(queries, docs, (query_indices, torch.arange(docs.num_texts, device=query_indices.device)))
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
@@ -145,7 +145,7 @@ def maxsim_chosen(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc
         query_of: The query of each pair, int64 [pairs].
         doc_of: The doc of each pair, int64 [pairs].
     """
-    if _has_kernel(queries, docs):
+    if has_kernel(queries, docs):
         return _by_kernel(queries, docs, (query_of, doc_of))
     return maxsim_pairs(queries, docs.take(doc_of), query_of)
 
@@ -155,7 +155,7 @@ def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
 
     Without the kernel, memory grows with query vectors times doc vectors, so split the texts into `blocks` first.
     """
-    if _has_kernel(queries, docs):
+    if has_kernel(queries, docs):
         return _by_kernel(queries, docs, None).view(queries.num_texts, docs.num_texts)
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()

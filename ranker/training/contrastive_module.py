@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ranker.data.ragged import tensor_ranges
-from ranker.interactions.maxsim import TextVectors, blocks
+from ranker.interactions.maxsim import TextVectors, blocks, has_kernel
 from ranker.models.interface import BiEncoder
 from ranker.training.contrastive_parts import Gradients, Penalties
 from ranker.training.options import NonFiniteOptions, Optimization
@@ -22,8 +22,10 @@ from ranker.training.rerank_module import RerankModule
 from ranker.training.score_matrix import loss_of_matrix, trained_parameters
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
-# Query and doc vectors, padding included, that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS values take 16 MiB
+# Query and doc vectors, padding included, that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS values take 16 MiB.
+# The kernel of MaxSim stores no similarities, only 2 bytes for each query vector and doc.
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
+KERNEL_QUERIES, KERNEL_DOCS = 32768, 262144
 
 
 class ContrastiveModule(RerankModule):
@@ -234,15 +236,18 @@ class ContrastiveModule(RerankModule):
             The docs of a block; for each part: its queries, its docs, and the positions of these docs in the block. All
             are int64.
         """
-        of_queries = blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
+        max_queries, max_docs = BLOCK_QUERIES, BLOCK_DOCS
+        if has_kernel(queries, docs):
+            max_queries, max_docs = KERNEL_QUERIES, KERNEL_DOCS
+        of_queries = blocks(mine, queries, max_queries) if len(mine) else []
         others, anchors = mine[:0], mine[:0]
         if self.symmetric and len(mine) < contrast.mask.shape[0]:
             is_mine = torch.zeros_like(contrast.mask[:, 0]).index_fill_(0, mine, True)
             others = (~is_mine).nonzero().squeeze(1)
             anchors = (contrast.positive & is_mine[contrast.owners]).nonzero().squeeze(1)
-        of_others = blocks(others, queries, BLOCK_QUERIES) if len(others) else []
+        of_others = blocks(others, queries, max_queries) if len(others) else []
         every = torch.arange(docs.num_texts, device=docs.values.device)
-        for block in blocks(every, docs, BLOCK_DOCS):
+        for block in blocks(every, docs, max_docs):
             parts = [(query_rows, block, block - block[0]) for query_rows in of_queries]
             if of_others:
                 some = block[torch.isin(block, anchors)]

@@ -75,9 +75,13 @@ def _queries_backward(
                 is_key = (j < num_keys)[:, None]
                 key = tl.load(key_pointers + HEADS * DIM, mask=is_key, other=0.0)
                 value = tl.load(key_pointers + 2 * HEADS * DIM, mask=is_key, other=0.0)
-                logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
-                logits = tl.where(is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
-                weights = tl.exp2(logits - log_sum[:, None])
+                exponents = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E) - log_sum[:, None]
+                if WINDOW >= 0:
+                    near = is_near(i[:, None], j[None, :], num_keys, WINDOW)
+                    exponents = tl.where(near, exponents, float("-inf"))
+                else:  # a key after the last is zero, so it adds nothing as long as its weight is finite
+                    exponents = tl.minimum(exponents, 0.0)
+                weights = tl.exp2(exponents)
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
                 grad_query += tl.dot(slope, key)
             if LISTS:
@@ -141,13 +145,16 @@ def _pairs_backward(
                 log_sum = tl.load(sums + totals + i, mask=i < length, other=float("inf"))
                 mean = tl.load(means + totals + i, mask=i < length, other=0.0)
                 # rows are keys and columns are queries, so two of the products need no transposed weights
-                near = is_near(i[None, :], j[:, None], num_keys, WINDOW)
-                logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
-                weights = tl.exp2(logits - log_sum[None, :])
+                exponents = tl.dot(key, tl.trans(query)) * (SCALE * LOG2E) - log_sum[None, :]
+                if WINDOW >= 0:
+                    near = is_near(i[None, :], j[:, None], num_keys, WINDOW)
+                    exponents = tl.where(near, exponents, float("-inf"))
+                weights = tl.exp2(exponents)
                 grad_value += tl.dot(weights.to(value.dtype), upstream)
                 slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
                 grad_key += tl.dot(slope, query)
-            grad_key *= SCALE
+            grad_key = tl.where(is_key, grad_key * SCALE, 0.0)  # tokens without attention have no gradient here
+            grad_value = tl.where(is_key, grad_value, 0.0)
             pointers = grad + (start + j)[:, None] * (3 * HEADS * DIM) + (HEADS + head) * DIM
             store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
             tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
@@ -162,5 +169,5 @@ def _pairs_backward(
 # kernels with their launch settings, measured on an H200, see docs/performance.md
 BLOCK_LAUNCHES = (
     (_queries_backward, {"SIZE": BLOCK, "OTHERS": 32, "STAGES": 3, "num_warps": 4}),
-    (_pairs_backward, {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 2, "num_warps": 4}),
+    (_pairs_backward, {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 1, "num_warps": 4}),
 )

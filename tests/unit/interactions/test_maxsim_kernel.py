@@ -117,13 +117,13 @@ def test_no_pairs_and_a_query_without_vectors():
 
 @interpreted
 def test_both_functions_call_it_with_their_pairs(monkeypatch):
-    monkeypatch.setattr(reference, "_has_kernel", lambda queries, docs: True)
+    monkeypatch.setattr(reference, "has_kernel", lambda queries, docs: True)
     queries, docs, owners = texts([4, 9], 16, 0), texts([5, 1, 40], 16, 1), torch.tensor([1, 0, 1])
     found = maxsim_all(queries, docs), maxsim_pairs(queries, docs, owners)
     monkeypatch.undo()
     torch.testing.assert_close(found[0], maxsim_all(queries, docs), rtol=0, atol=1e-5)
     torch.testing.assert_close(found[1], maxsim_pairs(queries, docs, owners), rtol=0, atol=1e-5)
-    assert not reference._has_kernel(queries, docs)
+    assert not reference.has_kernel(queries, docs)
 
 
 @pytest.mark.parametrize(
