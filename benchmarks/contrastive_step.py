@@ -40,8 +40,8 @@ class Twice(ContrastiveModule):
 
     def _encode_step(self, *args: Any) -> Any:
         with torch.no_grad():
-            queries, docs, _ = super()._encode_step(*args)
-        return queries, docs, None
+            queries, docs, rows, _ = super()._encode_step(*args)
+        return queries, docs, rows, None
 
 
 class QueriesFirst(ContrastiveModule):

@@ -59,7 +59,11 @@ STARTED = time.perf_counter()
 STEPS = 20  # number of steps whose losses are compared
 SMALL, LARGE = "small", "large"  # collections for the comparison of results, and for speed
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
-SCORERS: dict[str, Any] = {"monobert": MonoBERT, "dpr": DPR, "colbert": partial(ColBERT, query_prompt="[Q]", doc_prompt="[D]")}
+SCORERS: dict[str, Any] = {
+    "monobert": MonoBERT,
+    "dpr": DPR,
+    "colbert": partial(ColBERT, query_prompt="[Q]", doc_prompt="[D]"),
+}
 
 
 @dataclass(frozen=True)

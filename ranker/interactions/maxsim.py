@@ -47,24 +47,30 @@ class TextVectors(Movable):
             self.longest = 1 if self.counts is None else int(self.counts.max()) if len(self.counts) else 0
         return self.longest
 
-    def vector_indices(self, texts: Tensor) -> Tensor:
+    def vector_indices(self, texts: Tensor, total: int | None = None) -> Tensor:
         """Return where the vectors of some texts are in `values`, in the order of `texts`.
 
         Args:
             texts: Indices of the texts, int64 [texts].
+            total: Number of their vectors; None: unknown, so the host waits for the device.
 
         Returns:
             int64 [vectors]
         """
         if self.counts is None:
             return texts
-        starts, counts = (self.counts.cumsum(0) - self.counts)[texts], self.counts[texts]
-        return tensor_ranges(starts, counts, int(counts.sum()))
+        counts = self.counts[texts]
+        return tensor_ranges(self.starts[texts], counts, int(counts.sum()) if total is None else total)
 
-    def take(self, texts: Tensor) -> TextVectors:
-        """Return the vectors of the texts with the indices `texts`, int64 [texts], in that order."""
+    def take(self, texts: Tensor, indices: Tensor | None = None) -> TextVectors:
+        """Return the vectors of some texts.
+
+        Args:
+            texts: Indices of the texts, int64 [texts]; the result has their order.
+            indices: `vector_indices` of the texts, if they are known.
+        """
         return TextVectors(
-            self.values.index_select(0, self.vector_indices(texts)),
+            self.values.index_select(0, self.vector_indices(texts) if indices is None else indices),
             None if self.counts is None else self.counts[texts],
             self.longest,
         )

@@ -180,8 +180,9 @@ class ColBERT(nn.Module):
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
         """Return one vector per token, float32; special tokens have vectors, words of the skiplist have none."""
-        vectors = self._encode(batch)
-        return TextVectors(vectors[self._has_vector(batch)], self.doc_vector_counts(batch), batch.max_length)
+        tokens = self._has_vector(batch).nonzero().squeeze(1)  # the host waits here, before it launches the encoder
+        vectors = self._encode(batch).index_select(0, tokens)
+        return TextVectors(vectors, self.doc_vector_counts(batch), batch.max_length)
 
     def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
         """Return the number of vectors of each doc, int64 [docs], without encoding the docs."""

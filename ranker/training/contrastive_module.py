@@ -6,8 +6,6 @@ budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from torch.nn.functional import pad
 from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim import TextVectors, blocks, has_kernel
 from ranker.models.interface import BiEncoder
-from ranker.training.contrastive_parts import Gradients, Penalties
+from ranker.training.contrastive_parts import Block, Gradients, Part, Penalties, Texts, vector_totals
 from ranker.training.options import NonFiniteOptions, Optimization
 from ranker.training.rerank_module import RerankModule
 from ranker.training.score_matrix import loss_of_matrix, trained_parameters
@@ -76,8 +74,7 @@ class ContrastiveModule(RerankModule):
         assert step.contrast is not None
         world = self.trainer.world_size
         text_rows = [_rows_in_step(batch, step.contrast) for batch in step.micro_batches]
-        queries, docs, kept = self._encode_step(step, text_rows)
-        vector_rows = [(queries.vector_indices(rows[0]), docs.vector_indices(rows[1])) for rows in text_rows]
+        queries, docs, vector_rows, kept = self._encode_step(step, text_rows)
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         penalties = self.penalties(queries, docs, step)
         total, grad_queries, grad_docs, parameters = self.gradients(queries, docs, mine, step)
@@ -125,12 +122,13 @@ class ContrastiveModule(RerankModule):
 
     def _encode_step(
         self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]
-    ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
-        """Return the vectors of the step's queries and docs, and the last micro-batch's vectors with their graph.
+    ) -> tuple[TextVectors, TextVectors, list[tuple[Tensor, Tensor]], tuple[TextVectors, TextVectors] | None]:
+        """Return the vectors of the step's queries and docs, and those of the last micro-batch with their graph.
 
         The vectors are in the order of the step and equal on every device: each device fills in the vectors of its own
         texts, the others are zeros, and the devices sum these tensors. The last micro-batch needs no second forward
-        pass, because its graph is kept.
+        pass, because its graph is kept. The third result has, for each micro-batch, the indices of its query vectors
+        and of its doc vectors.
         """
         query_counts = doc_counts = None
         # models with several vectors per text know the number of vectors before they encode
@@ -146,12 +144,14 @@ class ContrastiveModule(RerankModule):
                 assert batch.docs is not None
                 doc_counts[doc_rows] = self.scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(doc_counts)
-        num_queries = step.num_groups if query_counts is None else int(query_counts.sum())
-        num_docs = step.num_docs if doc_counts is None else int(doc_counts.sum())
+        (num_queries, longest_query), (num_docs, longest_doc) = vector_totals(
+            (query_counts, step.num_groups), (doc_counts, step.num_docs)
+        )
         dtype = torch.float64 if next(self.scorer.parameters()).dtype == torch.float64 else torch.float32
         both = torch.zeros(num_queries + num_docs, self.vector_size(step), dtype=dtype, device=self.device)
-        queries, docs = TextVectors(both[:num_queries], query_counts), TextVectors(both[num_queries:], doc_counts)
-        kept = None
+        queries = TextVectors(both[:num_queries], query_counts, longest_query)
+        docs = TextVectors(both[num_queries:], doc_counts, longest_doc)
+        kept, vector_rows = None, []
         for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
             last = i == len(step.micro_batches) - 1
             if last:
@@ -161,11 +161,14 @@ class ContrastiveModule(RerankModule):
             self._seed_dropout(step, i)
             with torch.set_grad_enabled(last):
                 of_queries, of_docs = self._encode(batch)
-            queries.values[queries.vector_indices(query_rows)] = of_queries.values.detach()
-            docs.values[docs.vector_indices(doc_rows)] = of_docs.values.detach()
+            in_queries = queries.vector_indices(query_rows, len(of_queries.values))
+            in_docs = docs.vector_indices(doc_rows, len(of_docs.values))
+            queries.values.index_copy_(0, in_queries, of_queries.values.detach())
+            docs.values.index_copy_(0, in_docs, of_docs.values.detach())
+            vector_rows.append((in_queries, in_docs))
             kept = (of_queries, of_docs) if last else None
         _sum_over_devices(both)
-        return queries, docs, kept
+        return queries, docs, vector_rows, kept
 
     def vector_size(self, step: TrainStep) -> int:
         """Return the size of the vectors of a step's texts."""
@@ -182,21 +185,21 @@ class ContrastiveModule(RerankModule):
         """
         assert step.contrast is not None and self.loss is not None
         scores = queries.values.new_zeros(step.num_groups, step.num_docs)
+        matrix = self._blocks(queries, docs, mine, step.contrast)
         with torch.no_grad():
-            for _, pairs in self._blocks(queries, docs, mine, step.contrast):
-                for query_rows, doc_rows, _ in pairs:
-                    scores[query_rows.unsqueeze(1), doc_rows] = self.scorer.score_block(
-                        queries.take(query_rows), docs.take(doc_rows)
-                    )
+            for block in matrix:
+                in_block = docs.take(*block.docs)
+                for part in block.parts:
+                    some_docs = in_block if part.places is None else in_block.take(part.places)
+                    found = self.scorer.score_block(queries.take(*part.queries), some_docs)
+                    scores[part.queries.rows.unsqueeze(1), part.docs] = found
         total, grad_scores, by_loss_parameters = loss_of_matrix(self.loss, scores, step.contrast, mine, self.symmetric)
-        by_queries, by_docs, by_scoring_parameters = self._backward_through_scores(
-            queries, docs, mine, grad_scores, step.contrast
-        )
+        by_queries, by_docs, by_scoring_parameters = self._backward_through_scores(queries, docs, matrix, grad_scores)
         of_loss = list(zip(trained_parameters(self.loss), by_loss_parameters, strict=True))
         return Gradients(total, by_queries, by_docs, [*of_loss, *by_scoring_parameters])
 
     def _backward_through_scores(
-        self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor, contrast: Contrast
+        self, queries: TextVectors, docs: TextVectors, matrix: list[Block], grad_scores: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
         """Return this device's part of the gradients for query vectors, doc vectors and scoring parameters.
 
@@ -207,52 +210,48 @@ class ContrastiveModule(RerankModule):
             torch.zeros_like(queries.values),
             [torch.zeros_like(p) for p in parameters],
         )
-        for block, pairs in self._blocks(queries, docs, mine, contrast):
-            in_block = docs.take(block)
+        for block in matrix:
+            in_block = docs.take(*block.docs)
             grad_docs = torch.zeros_like(in_block.values)
-            for query_rows, doc_rows, places in pairs:
-                some_queries, some_docs = queries.take(query_rows), in_block.take(places)
+            for part in block.parts:
+                some_queries = queries.take(*part.queries)
+                some_docs = in_block if part.places is None else in_block.take(part.places)
                 inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
                 with torch.enable_grad():
                     scores = self.scorer.score_block(some_queries, some_docs)
                 by_queries, by_docs, *by_parameters = torch.autograd.grad(
-                    scores, inputs, grad_scores[query_rows.unsqueeze(1), doc_rows]
+                    scores, inputs, grad_scores[part.queries.rows.unsqueeze(1), part.docs]
                 )
-                grad_docs.index_add_(0, in_block.vector_indices(places), by_docs)
-                grad_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
+                vectors = slice(None) if part.places is None else in_block.vector_indices(part.places)
+                grad_docs[vectors] += by_docs
+                grad_queries.index_add_(0, part.queries.vectors, by_queries)
                 for total, gradient in zip(grad_scoring_parameters, by_parameters, strict=True):
                     total += gradient
-            docs.values[docs.vector_indices(block)] = grad_docs
+            docs.values.index_copy_(0, block.docs.vectors, grad_docs)
         return grad_queries, docs.values, list(zip(parameters, grad_scoring_parameters, strict=True))
 
-    def _blocks(
-        self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast
-    ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]]:
-        """Yield blocks of docs. Each comes with the parts of the score matrix that this device computes for it.
-
-        The similarities of a part fit into the memory limit.
-
-        Yields:
-            The docs of a block; for each part: its queries, its docs, and the positions of these docs in the block. All
-            are int64.
-        """
+    def _blocks(self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast) -> list[Block]:
+        """Return the parts of the score matrix that this device computes; each part fits into the memory limit."""
         max_queries, max_docs = BLOCK_QUERIES, BLOCK_DOCS
         if has_kernel(queries, docs):
             max_queries, max_docs = KERNEL_QUERIES, KERNEL_DOCS
-        of_queries = blocks(mine, queries, max_queries) if len(mine) else []
         others, anchors = mine[:0], mine[:0]
         if self.symmetric and len(mine) < contrast.mask.shape[0]:
             is_mine = torch.zeros_like(contrast.mask[:, 0]).index_fill_(0, mine, True)
             others = (~is_mine).nonzero().squeeze(1)
             anchors = (contrast.positive & is_mine[contrast.owners]).nonzero().squeeze(1)
-        of_others = blocks(others, queries, max_queries) if len(others) else []
-        every = torch.arange(docs.num_texts, device=docs.values.device)
-        for block in blocks(every, docs, max_docs):
-            parts = [(query_rows, block, block - block[0]) for query_rows in of_queries]
-            if of_others:
-                some = block[torch.isin(block, anchors)]
-                parts += [(query_rows, some, some - block[0]) for query_rows in of_others if len(some)]
-            yield block, parts
+        of_queries, of_others = (
+            [Texts(some, queries.vector_indices(some)) for some in blocks(rows, queries, max_queries) if len(some)]
+            for rows in (mine, others)
+        )
+        matrix = []
+        for rows in blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, max_docs):
+            parts = [Part(some, rows, None) for some in of_queries]
+            ranking = rows[torch.isin(rows, anchors)] if of_others else anchors
+            if len(ranking):
+                parts += [Part(some, ranking, ranking - rows[0]) for some in of_others]
+            matrix.append(Block(Texts(rows, docs.vector_indices(rows)), parts))
+        return matrix
 
 
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:

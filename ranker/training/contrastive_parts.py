@@ -1,10 +1,49 @@
-"""Named tuples of contrastive training: gradients, and penalties on vectors."""
+"""Data of contrastive training: numbers of vectors, parts of the score matrix, gradients, penalties on vectors."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+
+class Texts(NamedTuple):
+    """Some texts of a step.
+
+    Attributes:
+        rows: Indices of the texts in the step, int64 [texts].
+        vectors: Indices of their vectors among all vectors of the step's texts, int64 [vectors].
+    """
+
+    rows: Tensor
+    vectors: Tensor
+
+
+class Part(NamedTuple):
+    """A part of the score matrix: some queries with some docs of a block.
+
+    Attributes:
+        queries: The queries.
+        docs: Indices of the docs in the step, int64 [docs].
+        places: Indices of the docs in their block, int64 [docs]; None: all docs of the block.
+    """
+
+    queries: Texts
+    docs: Tensor
+    places: Tensor | None
+
+
+class Block(NamedTuple):
+    """A block of docs.
+
+    Attributes:
+        docs: The docs.
+        parts: The parts of the score matrix that this device computes for the block.
+    """
+
+    docs: Texts
+    parts: list[Part]
 
 
 class Gradients(NamedTuple):
@@ -35,3 +74,22 @@ class Penalties(NamedTuple):
     value: Tensor
     by_queries: Tensor
     by_docs: Tensor
+
+
+def vector_totals(*texts: tuple[Tensor | None, int]) -> list[tuple[int, int]]:
+    """Return how many vectors texts have in all, and the largest number of one text; the host waits at most once.
+
+    Args:
+        texts: For each set of texts, the number of vectors of each text, int64 [texts], or None if each has one vector;
+            and the number of texts.
+
+    >>> vector_totals((torch.tensor([3, 5, 2]), 3), (None, 4))
+    [(10, 5), (4, 1)]
+    """
+    several = [torch.stack([counts.sum(), counts.max()]) for counts, _ in texts if counts is not None]
+    found = iter(torch.stack(several).tolist() if several else ())
+    totals = []
+    for counts, number in texts:
+        total, longest = (number, 1) if counts is None else next(found)
+        totals.append((total, longest))
+    return totals
