@@ -1,8 +1,8 @@
 # make demo: train and evaluate the default model. make test: lint, types, all tests. Needs only Python 3.11 or 3.12.
 PYTHON ?= python3
 IN_MEMORY := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8000000 2>/dev/null && echo /dev/shm)
-# processes of the tests: one more than cores, because some tests wait for a disk, a time or other processes
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# processes of the tests: one more than logical cores, because some tests wait for a disk, a time or other processes
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := torch>=2.11,<2.14

@@ -68,7 +68,7 @@ class Int8Weight:
             raise ConfigError(f"inference.quantize: expected null or fp8 on {inputs.device.type}, got int8")
         rows = inputs.reshape(-1, inputs.shape[-1])
         found = torch.empty(len(rows), len(self.scale), dtype=inputs.dtype)
-        whole = torch.empty(min(len(rows), CHUNK), rows.shape[-1])
+        whole = torch.empty(min(len(rows), CHUNK), rows.shape[-1], dtype=torch.float32)
         with torch.autocast("cpu", enabled=False):
             for some, into in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
                 factors = scales(some, INT8)

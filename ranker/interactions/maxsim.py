@@ -51,7 +51,7 @@ class TextVectors(Movable):
         """Return where the vectors of some texts are in `values`, in the order of `texts`.
 
         Args:
-            texts: Indices of the texts, int64 [texts].
+            texts: Indices of the texts, at least 0, int64 [texts].
             total: Number of their vectors; None: unknown, so the host waits for the device.
 
         Returns:
@@ -66,7 +66,7 @@ class TextVectors(Movable):
         """Return the vectors of some texts.
 
         Args:
-            texts: Indices of the texts, int64 [texts]; the result has their order.
+            texts: Indices of the texts, at least 0, int64 [texts]; the result has their order.
             indices: `vector_indices` of the texts, if they are known.
         """
         return TextVectors(

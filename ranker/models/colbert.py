@@ -180,7 +180,7 @@ class ColBERT(nn.Module):
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
         """Return one vector per token, float32; special tokens have vectors, words of the skiplist have none."""
-        tokens = self._has_vector(batch).nonzero().squeeze(1)  # the host waits here, before it launches the encoder
+        tokens = self._has_vector(batch).nonzero().squeeze(1)  # before the encoder, as the host waits for the device
         vectors = self._encode(batch).index_select(0, tokens)
         return TextVectors(vectors, self.doc_vector_counts(batch), batch.max_length)
 

@@ -21,7 +21,8 @@ from ranker.training.score_matrix import loss_of_matrix, trained_parameters
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
 # Query and doc vectors, padding included, that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS values take 16 MiB.
-# The kernel of MaxSim stores no similarities, only 2 bytes for each query vector and doc.
+# The kernel of MaxSim stores no similarities, but 2 bytes for each pair of a query vector and a doc: with the largest
+# block 64 MiB for docs of 256 vectors, and 512 MiB for docs of 32.
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
 KERNEL_QUERIES, KERNEL_DOCS = 32768, 262144
 
@@ -40,7 +41,8 @@ class ContrastiveModule(RerankModule):
        again, with the same dropout and with a graph, and propagates the gradients of this micro-batch as well.
 
     Peak memory is the sum of the activations of one micro-batch, the vectors of the step, the gradient of the query
-    vectors, and the score matrix with its gradient. The gradient of the doc vectors overwrites the doc vectors.
+    vectors, the score matrix with its gradient, and three copies of the vectors of a block of docs. The gradient of the
+    doc vectors overwrites the doc vectors.
 
     Each `TrainStep` must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
     `scoring_parameters`.
@@ -190,7 +192,7 @@ class ContrastiveModule(RerankModule):
             for block in matrix:
                 in_block = docs.take(*block.docs)
                 for part in block.parts:
-                    some_docs = in_block if part.places is None else in_block.take(part.places)
+                    some_docs = in_block if part.in_block is None else in_block.take(*part.in_block)
                     found = self.scorer.score_block(queries.take(*part.queries), some_docs)
                     scores[part.queries.rows.unsqueeze(1), part.docs] = found
         total, grad_scores, by_loss_parameters = loss_of_matrix(self.loss, scores, step.contrast, mine, self.symmetric)
@@ -198,6 +200,7 @@ class ContrastiveModule(RerankModule):
         of_loss = list(zip(trained_parameters(self.loss), by_loss_parameters, strict=True))
         return Gradients(total, by_queries, by_docs, [*of_loss, *by_scoring_parameters])
 
+    @torch.no_grad()
     def _backward_through_scores(
         self, queries: TextVectors, docs: TextVectors, matrix: list[Block], grad_scores: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
@@ -215,15 +218,14 @@ class ContrastiveModule(RerankModule):
             grad_docs = torch.zeros_like(in_block.values)
             for part in block.parts:
                 some_queries = queries.take(*part.queries)
-                some_docs = in_block if part.places is None else in_block.take(part.places)
+                some_docs = in_block if part.in_block is None else in_block.take(*part.in_block)
                 inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
                 with torch.enable_grad():
                     scores = self.scorer.score_block(some_queries, some_docs)
                 by_queries, by_docs, *by_parameters = torch.autograd.grad(
                     scores, inputs, grad_scores[part.queries.rows.unsqueeze(1), part.docs]
                 )
-                vectors = slice(None) if part.places is None else in_block.vector_indices(part.places)
-                grad_docs[vectors] += by_docs
+                grad_docs[slice(None) if part.in_block is None else part.in_block.vectors] += by_docs
                 grad_queries.index_add_(0, part.queries.vectors, by_queries)
                 for total, gradient in zip(grad_scoring_parameters, by_parameters, strict=True):
                     total += gradient
@@ -231,7 +233,12 @@ class ContrastiveModule(RerankModule):
         return grad_queries, docs.values, list(zip(parameters, grad_scoring_parameters, strict=True))
 
     def _blocks(self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast) -> list[Block]:
-        """Return the parts of the score matrix that this device computes; each part fits into the memory limit."""
+        """Return the parts of the score matrix that this device computes, each of at most BLOCK or KERNEL vectors."""
+
+        def some(rows: Tensor, vectors: TextVectors) -> Texts:
+            total = len(vectors.values) if len(rows) == vectors.num_texts else None
+            return Texts(rows, vectors.vector_indices(rows, total))
+
         max_queries, max_docs = BLOCK_QUERIES, BLOCK_DOCS
         if has_kernel(queries, docs):
             max_queries, max_docs = KERNEL_QUERIES, KERNEL_DOCS
@@ -241,16 +248,15 @@ class ContrastiveModule(RerankModule):
             others = (~is_mine).nonzero().squeeze(1)
             anchors = (contrast.positive & is_mine[contrast.owners]).nonzero().squeeze(1)
         of_queries, of_others = (
-            [Texts(some, queries.vector_indices(some)) for some in blocks(rows, queries, max_queries) if len(some)]
-            for rows in (mine, others)
+            [some(part, queries) for part in blocks(rows, queries, max_queries) if len(part)] for rows in (mine, others)
         )
         matrix = []
         for rows in blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, max_docs):
-            parts = [Part(some, rows, None) for some in of_queries]
-            ranking = rows[torch.isin(rows, anchors)] if of_others else anchors
-            if len(ranking):
-                parts += [Part(some, ranking, ranking - rows[0]) for some in of_others]
-            matrix.append(Block(Texts(rows, docs.vector_indices(rows)), parts))
+            parts = [Part(of_query, rows, None) for of_query in of_queries]
+            if of_others and len(ranking := rows[torch.isin(rows, anchors)]):
+                in_block = Texts(ranking - rows[0], docs.vector_indices(ranking) - docs.starts[rows[0]])
+                parts += [Part(of_query, ranking, in_block) for of_query in of_others]
+            matrix.append(Block(some(rows, docs), parts))
         return matrix
 
 

@@ -26,12 +26,12 @@ class Part(NamedTuple):
     Attributes:
         queries: The queries.
         docs: Indices of the docs in the step, int64 [docs].
-        places: Indices of the docs in their block, int64 [docs]; None: all docs of the block.
+        in_block: The same docs, with indices among the block's docs and vectors; None: all docs of the block.
     """
 
     queries: Texts
     docs: Tensor
-    places: Tensor | None
+    in_block: Texts | None
 
 
 class Block(NamedTuple):
@@ -77,11 +77,13 @@ class Penalties(NamedTuple):
 
 
 def vector_totals(*texts: tuple[Tensor | None, int]) -> list[tuple[int, int]]:
-    """Return how many vectors texts have in all, and the largest number of one text; the host waits at most once.
+    """Return, for each set of texts, its number of vectors and the largest number of one text.
+
+    The host waits for the device at most once.
 
     Args:
-        texts: For each set of texts, the number of vectors of each text, int64 [texts], or None if each has one vector;
-            and the number of texts.
+        texts: For each set of texts, which is not empty: the number of vectors of each text, int64 [texts], or None if
+            each text has one vector; and the number of texts.
 
     >>> vector_totals((torch.tensor([3, 5, 2]), 3), (None, 4))
     [(10, 5), (4, 1)]

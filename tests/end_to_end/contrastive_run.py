@@ -148,13 +148,16 @@ def train(job: Job) -> dict[str, Any]:
         precision=job.precision or ("64-true" if job.double else "32-true"),
         callbacks=[losses],
     )
-    whole = contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS
+    sizes = ("BLOCK_QUERIES", "BLOCK_DOCS", "KERNEL_QUERIES", "KERNEL_DOCS")
+    whole = [getattr(contrastive_module, name) for name in sizes]
     if job.small_blocks:
-        contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = 24, 64
+        for name, size in zip(sizes, (24, 64, 24, 64), strict=True):
+            setattr(contrastive_module, name, size)
     try:
         trainer.fit(module, datamodule=data)
     finally:
-        contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = whole
+        for name, size in zip(sizes, whole, strict=True):
+            setattr(contrastive_module, name, size)
     measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
     return {
         "losses": losses.values,

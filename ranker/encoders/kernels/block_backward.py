@@ -79,7 +79,7 @@ def _queries_backward(
                 if WINDOW >= 0:
                     near = is_near(i[:, None], j[None, :], num_keys, WINDOW)
                     exponents = tl.where(near, exponents, float("-inf"))
-                else:  # a key after the last is zero, so it adds nothing as long as its weight is finite
+                else:  # keys after the last one are loaded as zeros, so they add nothing if their weights are finite
                     exponents = tl.minimum(exponents, 0.0)
                 weights = tl.exp2(exponents)
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)

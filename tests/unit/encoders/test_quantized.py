@@ -58,7 +58,13 @@ def test_both_ways_to_multiply_in_int8_give_the_same_product(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):  # which must not round the product
         plain = linear(inputs, weight, bias)
     monkeypatch.undo()
-    torch.testing.assert_close(linear(inputs, weight, bias), plain, rtol=1e-6, atol=1e-6)
+    found = linear(inputs, weight, bias)
+    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
+    torch.set_default_dtype(torch.bfloat16)  # as with trainer.precision=bf16-true
+    try:
+        assert torch.equal(linear(inputs, weight, bias), found)
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert linear(inputs[:0], weight, bias).shape == (0, 48)
 
 
