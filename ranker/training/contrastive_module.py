@@ -233,9 +233,12 @@ class ContrastiveModule(RerankModule):
         return grad_queries, docs.values, list(zip(parameters, grad_scoring_parameters, strict=True))
 
     def _blocks(self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast) -> list[Block]:
-        """Return the parts of the score matrix that this device computes, each of at most BLOCK or KERNEL vectors."""
+        """Return the parts of the score matrix that this device computes.
 
-        def some(rows: Tensor, vectors: TextVectors) -> Texts:
+        A part has at most BLOCK_QUERIES and BLOCK_DOCS vectors, with the kernel KERNEL_QUERIES and KERNEL_DOCS.
+        """
+
+        def texts_of(rows: Tensor, vectors: TextVectors) -> Texts:
             total = len(vectors.values) if len(rows) == vectors.num_texts else None
             return Texts(rows, vectors.vector_indices(rows, total))
 
@@ -248,7 +251,8 @@ class ContrastiveModule(RerankModule):
             others = (~is_mine).nonzero().squeeze(1)
             anchors = (contrast.positive & is_mine[contrast.owners]).nonzero().squeeze(1)
         of_queries, of_others = (
-            [some(part, queries) for part in blocks(rows, queries, max_queries) if len(part)] for rows in (mine, others)
+            [texts_of(some, queries) for some in blocks(rows, queries, max_queries) if len(some)]
+            for rows in (mine, others)
         )
         matrix = []
         for rows in blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, max_docs):
@@ -256,7 +260,7 @@ class ContrastiveModule(RerankModule):
             if of_others and len(ranking := rows[torch.isin(rows, anchors)]):
                 in_block = Texts(ranking - rows[0], docs.vector_indices(ranking) - docs.starts[rows[0]])
                 parts += [Part(of_query, ranking, in_block) for of_query in of_others]
-            matrix.append(Block(some(rows, docs), parts))
+            matrix.append(Block(texts_of(rows, docs), parts))
         return matrix
 
 
